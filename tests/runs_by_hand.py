@@ -73,7 +73,7 @@ def data_parallel(ranks=4, buckets=4, *, overlap=True, bucket_bytes=25 * MIB):
 
 
 def pipeline(stages=4, micro_batches=6, forward_s=MS, activation_bytes=8 * MIB):
-    """Fill and drain: all forwards, then all backwards (twice as long); a message: 0.1 ms."""
+    """All forwards, then all backwards (twice as long); a message takes 0.1 ms."""
     wire_s, events, messages = 0.1 * MS, [], []
     ready = [[0.0] * micro_batches for _ in range(stages)]
     clock = [0.0] * stages

@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs_by_hand import MS, data_parallel, make_run, pipeline, ring
+from tests.runs_by_hand import MS, data_parallel, make_run, pipeline, ring
 
 from course.worlds.rows import joined, rows, rows_by_lane
 from course.worlds.run import LANES, Event, Message, NotMetered, Run

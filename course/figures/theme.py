@@ -1,4 +1,4 @@
-"""One look for every picture: a light card, a palette for colour-blind eyes, axes with units.
+"""One look for every picture: a light card, colours for every eye, axes with units.
 
 Figures sit on their own light card in light and in dark JupyterLab alike, so that the
 stored SVG, the live figure and a printed page are the same picture and no label has to

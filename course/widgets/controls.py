@@ -132,7 +132,7 @@ def control(given: Any) -> Control:
     if isinstance(given, (list, dict)) and given:
         return choice(given)
     raise ValueError(
-        f"a control is a bool, a range, (low, high[, step]), a list or a dict, not {given!r}"
+        f"a control is a bool, range, (low, high[, step]), list or dict, not {given!r}"
     )
 
 

@@ -22,12 +22,16 @@ async function loadPlotly(model) {
   return module.exports;
 }
 
+const FOCUSABLE = new Set(["button", "input", "select"]);
+
 function node(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (name in made && typeof value !== "string") made[name] = value;
     else made.setAttribute(name, value);
   }
+  // JupyterLab takes arrow and letter keys for itself unless the focused node says no
+  if (FOCUSABLE.has(tag)) made.setAttribute("data-lm-suppress-shortcuts", "true");
   made.append(...children);
   return made;
 }

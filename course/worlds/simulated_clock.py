@@ -1,0 +1,195 @@
+"""Who runs next, and what time it is: the scheduler of the simulated world.
+
+Ranks are threads, and one of them runs at a time. A rank runs until it must wait.
+Then whatever comes first in virtual time goes on: an event of the network, or the
+rank with the smallest clock (ties by rank). So two runs are the same to the last
+digit, and "nobody can go on" is known at once. No torch here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+import time
+from _thread import allocate_lock
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+# What one look at `work.is_completed()` costs, so that a rank that polls moves on in time.
+POLL_S = 1e-6
+STACK_BYTES = 64 * 2**20  # of address space: deep models recurse, pages come as touched
+
+
+class Stopped(BaseException):
+    """Unwinds a rank whose peer has failed. Not an error of its own."""
+
+
+class Clockwork:
+    """Runs one body per rank, hands the baton from rank to rank, keeps the time.
+
+    explain: called when nobody can go on; returns the exception that says why
+    leave, enter: called when a rank gives the baton up, and when it gets it
+    """
+
+    def __init__(self, ranks: int, *, explain: Callable, leave: Callable, enter: Callable):
+        self.ranks = ranks
+        self.clock = [0.0] * ranks
+        self.waiting: list = [None] * ranks  # the work that each rank waits for
+        self.state = ["new"] * ranks  # new, running, waiting, returned
+        self.threads: list[threading.Thread] = []
+        self.failure: BaseException | None = None
+        self.failed_rank: int | None = None
+        self.running: int | None = None
+        self.switches = 0
+        self._explain, self._leave, self._enter = explain, leave, enter
+        self._gates = [allocate_lock() for _ in range(ranks)]
+        self._done = allocate_lock()
+        self._runnable = [(0.0, rank) for rank in range(ranks)]
+        self._events: list = []
+        self._order = itertools.count()
+
+    # --- Time ----------------------------------------------------------------------
+
+    def at(self, time_s: float, action: Callable[[float], None]) -> None:
+        """Call action(time_s) when the virtual time is there."""
+        heappush(self._events, (time_s, next(self._order), action))
+
+    def _next_rank(self) -> int | None:
+        events, runnable = self._events, self._runnable
+        while True:
+            if events and (not runnable or events[0][0] <= runnable[0][0]):
+                time_s, _, action = heappop(events)
+                action(time_s)
+            elif runnable:
+                return heappop(runnable)[1]
+            else:
+                return None
+
+    # --- What a rank may do while it runs ----------------------------------------
+
+    def wait(self, rank: int, work) -> None:
+        """Return when `work.end_s` is known, with the rank's clock not before it."""
+        if self.failure:
+            raise Stopped
+        if work.end_s is None:
+            self.waiting[rank] = work
+            self._give_way(rank)
+            self.waiting[rank] = None
+        self.clock[rank] = max(self.clock[rank], work.end_s)
+
+    def wake(self, rank: int, work) -> None:
+        """`work` is done: let its rank go on, if it waits for it."""
+        if self.waiting[rank] is work:
+            heappush(self._runnable, (max(self.clock[rank], work.end_s), rank))
+
+    def poll(self, rank: int) -> None:
+        """Let the others go first, up to a moment later than now."""
+        if self.failure:
+            raise Stopped
+        self.clock[rank] += POLL_S
+        heappush(self._runnable, (self.clock[rank], rank))
+        self._give_way(rank)
+
+    def _give_way(self, rank: int) -> None:
+        after = self._next_rank()
+        if after == rank:
+            return
+        self.state[rank] = "waiting"
+        if after is None:
+            self._fail(None, self._explain())
+            raise Stopped
+        self._leave(rank)
+        self._pass_to(after)
+        self._gates[rank].acquire()
+        self._enter(rank)
+        self.state[rank] = "running"
+        if self.failure:
+            raise Stopped
+
+    def _pass_to(self, rank: int) -> None:
+        self.switches += 1
+        self.running = rank
+        self._gates[rank].release()
+
+    # --- Start, end, failure -------------------------------------------------------
+
+    def run(self, body: Callable[[int], None], stall_s: float | None = None) -> None:
+        """Run body(rank) on every rank; raise what the first failing one raised."""
+        for gate in (*self._gates, self._done):
+            gate.acquire()
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            for rank in range(self.ranks):
+                thread = threading.Thread(
+                    target=self._thread, args=(rank, body), daemon=True, name=f"rank {rank}"
+                )
+                self.threads.append(thread)
+                thread.start()
+        finally:
+            threading.stack_size(before)
+        self._pass_to(self._next_rank())
+        try:
+            self._watch(stall_s)
+        except BaseException as interrupt:
+            self.stop(interrupt)
+            self._done.acquire(timeout=2.0)
+            raise
+        for thread in self.threads:
+            thread.join()
+        if self.failure:
+            raise self.failure
+
+    def _watch(self, stall_s: float | None) -> None:
+        """Wait for the end; stop a rank that runs on and on without a call to its peers."""
+        seen, since = -1, time.monotonic()
+        while not self._done.acquire(timeout=0.25 if stall_s else -1):
+            if self.switches != seen:
+                seen, since = self.switches, time.monotonic()
+            elif time.monotonic() - since > stall_s:
+                raise TimeoutError(self.running)
+
+    def stop(self, reason: BaseException) -> None:
+        """Make the rank that runs now, and then all others, unwind."""
+        running = self.running
+        self._fail(None, reason)
+        if running is not None and self.threads[running].is_alive():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(self.threads[running].ident), ctypes.py_object(Stopped)
+            )
+
+    def _fail(self, rank: int | None, reason: BaseException) -> None:
+        if self.failure is None:
+            self.failure, self.failed_rank = reason, rank
+
+    def _thread(self, rank: int, body: Callable[[int], None]) -> None:
+        self._gates[rank].acquire()
+        self.state[rank] = "running"
+        try:
+            if not self.failure:
+                self._enter(rank)
+                body(rank)
+        except Stopped:
+            pass
+        except BaseException as error:
+            self._fail(rank, error)
+        self.state[rank] = "returned"
+        self._end(rank)
+
+    def _end(self, rank: int) -> None:
+        """Hand the baton on for good; the last rank wakes the caller of `run`."""
+        after = None
+        if not self.failure:
+            try:
+                after = self._next_rank()
+                if after is None and "waiting" in self.state:
+                    self._fail(None, self._explain())
+            except BaseException as error:
+                self._fail(rank, error)
+        if self.failure:
+            left = [r for r, state in enumerate(self.state) if state in ("new", "waiting")]
+            after = left[0] if left else None
+        if after is None:
+            self._done.release()
+        else:
+            self._pass_to(after)

@@ -1,0 +1,371 @@
+"""The process group of the simulated world: torch's calls in, `Call`s out.
+
+One object per rank and group. torch renamed some methods between 2.11 and 2.14, so both
+names are there. Options that only a network has (timeouts, device ids) are ignored.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from course.worlds import simulated_data as data
+from course.worlds.simulated_calls import Call, GroupCalls
+
+
+class SimulatedWork(getattr(dist, "_Work", dist.Work)):
+    """What an asynchronous call returns. Its outputs are there after `wait()`."""
+
+    def __init__(self, simulation, call: Call, value: list):
+        super().__init__()
+        self._simulation, self._call, self._value = simulation, call, value
+        self._future = None
+
+    def wait(self, timeout=None) -> bool:
+        self._simulation.wait(self._call)
+        if self._future is not None and not self._future.done():
+            self._future.set_result(self._value)
+        return True
+
+    def is_completed(self) -> bool:
+        if self._call.end_s is None:
+            self._simulation.poll(self._call.rank)
+        return self._call.end_s is not None
+
+    def is_success(self) -> bool:
+        return self.is_completed()
+
+    def exception(self):
+        return None
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def result(self) -> list:
+        self.wait()
+        return self._value
+
+    def source_rank(self) -> int:
+        """Group rank of the sender, for a receive from any source."""
+        return self._call.source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Future:
+        """A future that is filled when its rank waits, so that callbacks run on its thread.
+
+        C++ code (DDP's reducer) waits for it without giving way to the other ranks. It
+        does so at the end of backward: an engine callback, which runs before, waits first.
+        """
+        if self._future is None:
+            self._future = SimulatedFuture(self.wait)
+            if self._call.end_s is not None:
+                self.wait()
+            elif torch._C._current_graph_task_id() != -1:
+                torch.autograd.Variable._execution_engine.queue_callback(self.wait)
+        return self._future
+
+
+class SimulatedFuture(Future):
+    """A future whose `wait` gives way to the other ranks."""
+
+    def __new__(cls, wait):
+        return super().__new__(cls)
+
+    def __init__(self, wait):
+        super().__init__()
+        self._wait_first = wait
+
+    def wait(self):
+        if not self.done():
+            self._wait_first()
+        return super().wait()
+
+    def value(self):
+        return self.wait()
+
+    def then(self, callback) -> Future:
+        child = SimulatedFuture(self.wait)
+
+        def run(parent):
+            try:
+                child.set_result(callback(parent))
+            except Exception as error:
+                child.set_exception(error)
+
+        super().then(run)
+        return child
+
+
+class _Backend:
+    """What torch asks a group's backend for, where it insists on asking."""
+
+    supports_coalescing = False
+    supports_splitting = False
+    supports_time_estimate = False
+
+    def __getattr__(self, name):
+        raise AttributeError(f"the simulated world has no backend attribute {name!r}")
+
+
+class SimulatedGroup(dist.ProcessGroup):
+    """One rank's view of a group. `shared` is what all its members see."""
+
+    def __init__(self, simulation, shared: GroupCalls, rank_in_world: int):
+        members = shared.members
+        super().__init__(members.index(rank_in_world), len(members))
+        self.simulation, self.shared, self.members = simulation, shared, members
+        self.rank_in_world = rank_in_world
+        self.rank_in_group = members.index(rank_in_world)
+        self._coalesced: list | None = None
+        self._description = "undefined"
+
+    # --- What torch asks about a group ---------------------------------------------------
+
+    def rank(self) -> int:
+        return self.rank_in_group
+
+    def size(self) -> int:
+        return len(self.members)
+
+    def getBackendName(self) -> str:
+        return "simulated"
+
+    def name(self) -> str:
+        return "simulated"
+
+    @property
+    def group_name(self) -> str:
+        return self.shared.name
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    def _set_group_name(self, name) -> None:
+        pass
+
+    def _set_group_desc(self, description) -> None:
+        self._description = description
+
+    @property
+    def _device_types(self) -> list:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device):
+        return _Backend()
+
+    def _get_backend_name(self) -> str:
+        return "simulated"
+
+    def __repr__(self) -> str:
+        return f"<simulated group of ranks {self.members}, seen by {self.rank_in_world}>"
+
+    # --- Messages -------------------------------------------------------------------------
+
+    def send(self, tensors, destination, tag=0):
+        call = Call("send", self, tensors, [], tensors[0], tag=tag, peer=destination)
+        self.simulation.send(call)
+        return self._work(call, tensors)
+
+    def recv(self, tensors, source, tag=0):
+        call = Call("recv", self, [], tensors, tensors[0], tag=tag, peer=source)
+        self.simulation.receive(call)
+        return self._work(call, tensors)
+
+    def recv_anysource(self, tensors, tag=0):
+        call = Call("recv", self, [], tensors, tensors[0], tag=tag)
+        self.simulation.receive(call)
+        return self._work(call, tensors)
+
+    # --- Collectives ----------------------------------------------------------------------
+
+    def _post(self, kind, inputs, outputs, like, value, *, nbytes, **more):
+        call = Call(kind, self, inputs, outputs, like, **more)
+        call.nbytes = nbytes
+        self.simulation.collective(call)
+        return self._work(call, value)
+
+    def _work(self, call: Call, value: list) -> SimulatedWork:
+        work = SimulatedWork(self.simulation, call, value)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def allreduce(self, tensors, opts=None):
+        op = data.op_name(opts.reduceOp if opts else dist.ReduceOp.SUM)
+        size = sum(map(_nbytes, tensors))
+        return self._post(
+            "all_reduce", tensors, tensors, tensors[0], tensors, nbytes=size, op=op
+        )
+
+    allreduce_coalesced = allreduce
+
+    def broadcast(self, tensors, opts=None):
+        root, tensor = (opts.rootRank if opts else 0), tensors[0]
+        return self._post(
+            "broadcast",
+            tensors,
+            tensors,
+            tensor,
+            tensors,
+            nbytes=_nbytes(tensor),
+            root=root,
+        )
+
+    def reduce(self, tensors, opts=None):
+        op = data.op_name(opts.reduceOp if opts else dist.ReduceOp.SUM)
+        root, tensor = (opts.rootRank if opts else 0), tensors[0]
+        return self._post(
+            "reduce",
+            tensors,
+            tensors,
+            tensor,
+            tensors,
+            nbytes=_nbytes(tensor),
+            op=op,
+            root=root,
+        )
+
+    def allgather(self, outputs, inputs, opts=None):
+        size = self.size() * sum(map(_nbytes, inputs))
+        return self._post("all_gather", inputs, outputs, inputs[0], outputs, nbytes=size)
+
+    allgather_coalesced = allgather
+
+    def all_gather_single(self, output, tensor, opts=None):
+        return self.all_gather_single_coalesced([output], [tensor], opts)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(self, outputs, inputs, opts=None):
+        lists = [_parts(o, self.size(), "output") for o in outputs]
+        for parts, tensor in zip(lists, inputs, strict=True):
+            if parts[0].numel() != tensor.numel():
+                raise ValueError(
+                    f"all_gather_into_tensor: output must have {self.size()} times the "
+                    f"elements of input, {tensor.numel() * self.size()}, "
+                    f"not {parts[0].numel() * self.size()}"
+                )
+        return self.allgather(lists, inputs, opts)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def gather(self, outputs, inputs, opts=None):
+        root = opts.rootRank if opts else 0
+        size = self.size() * _nbytes(inputs[0])
+        flat = list(outputs[0]) if outputs else []
+        return self._post("gather", inputs, flat, inputs[0], inputs, nbytes=size, root=root)
+
+    def scatter(self, outputs, inputs, opts=None):
+        root = opts.rootRank if opts else 0
+        size = self.size() * _nbytes(outputs[0])
+        flat = list(inputs[0]) if inputs else []
+        return self._post(
+            "scatter", flat, outputs, outputs[0], outputs, nbytes=size, root=root
+        )
+
+    def reduce_scatter(self, outputs, inputs, opts=None):
+        op = data.op_name(opts.reduceOp if opts else dist.ReduceOp.SUM)
+        size = self.size() * sum(map(_nbytes, outputs))
+        return self._post(
+            "reduce_scatter", inputs, outputs, outputs[0], outputs, nbytes=size, op=op
+        )
+
+    def reduce_scatter_single(self, output, tensor, opts=None):
+        return self.reduce_scatter_single_coalesced([output], [tensor], opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
+        lists = [_parts(i, self.size(), "input") for i in inputs]
+        for output, parts in zip(outputs, lists, strict=True):
+            if parts[0].numel() != output.numel():
+                raise ValueError(
+                    f"reduce_scatter_tensor: input must have {self.size()} times the "
+                    f"elements of output, {output.numel() * self.size()}, "
+                    f"not {parts[0].numel() * self.size()}"
+                )
+        return self.reduce_scatter(outputs, lists, opts)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def alltoall(self, outputs, inputs, opts=None):
+        call = Call("all_to_all", self, list(inputs), list(outputs), inputs[0])
+        call.splits = [t.numel() for t in inputs], [t.numel() for t in outputs]
+        call.nbytes = sum(map(_nbytes, inputs))
+        self.simulation.collective(call)
+        return self._work(call, outputs)
+
+    def all_to_all_single(self, output, tensor, out_splits=None, in_splits=None, opts=None):
+        outputs = _split(output, out_splits, self.size(), "output")
+        inputs = _split(tensor, in_splits, self.size(), "input")
+        return self.alltoall(outputs, inputs, opts)
+
+    alltoall_base = all_to_all_single
+
+    def barrier(self, opts=None):
+        return self._post("barrier", [], [], None, [], nbytes=0)
+
+    def monitored_barrier(self, timeout=None, wait_all_ranks=False):
+        self.barrier().wait()
+
+    # --- Several calls as one ------------------------------------------------------------
+
+    def _start_coalescing(self, device=None) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, device=None):
+        works, self._coalesced = self._coalesced, None
+        return _AllOf(works)
+
+    def abort(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
+
+
+class _AllOf(getattr(dist, "_Work", dist.Work)):
+    """Several works as one."""
+
+    def __init__(self, works: list):
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout=None) -> bool:
+        for work in self._works:
+            work.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _parts(tensor: torch.Tensor, n: int, name: str) -> list[torch.Tensor]:
+    """The tensor as n equal flat pieces, views of it."""
+    if tensor.numel() % n:
+        raise ValueError(f"{name} must divide by the {n} ranks, not {list(tensor.shape)}")
+    flat = tensor.detach().view(-1)
+    return list(flat.chunk(n)) if flat.numel() else [flat] * n
+
+
+def _split(tensor: torch.Tensor, splits, n: int, name: str) -> list[torch.Tensor]:
+    """The tensor cut along dim 0 as all_to_all_single does."""
+    if not splits:
+        if tensor.shape[0] % n:
+            raise ValueError(
+                f"{name} must divide by the {n} ranks in dim 0, not {list(tensor.shape)}"
+            )
+        splits = [tensor.shape[0] // n] * n
+    if len(splits) != n or sum(splits) != tensor.shape[0]:
+        raise ValueError(
+            f"{name}_split_sizes must be {n} numbers with the sum {tensor.shape[0]}, "
+            f"not {list(splits)}"
+        )
+    return list(tensor.detach().split(list(splits)))

@@ -1,0 +1,250 @@
+"""One run of the simulated world: calls become transfers, transfers become events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from course.costs.topology import Cluster, collective_ports, collective_seconds
+from course.costs.traffic import traffic
+from course.worlds import simulated_data as data
+from course.worlds import simulated_reports as reports
+from course.worlds.run import Mismatch
+from course.worlds.simulated_calls import (
+    Call,
+    GroupCalls,
+    MismatchedCalls,
+    check_pair,
+    check_splits,
+)
+from course.worlds.simulated_clock import Clockwork
+from course.worlds.simulated_network import Network
+
+
+class Simulation:
+    """The state of one run: clock, network, groups, and all that was counted.
+
+    algorithms:  {collective: algorithm}, by which its time and bytes are charged
+    moves_data:  False where tensors are fake and hold nothing to move
+    """
+
+    def __init__(
+        self, ranks: int, cluster: Cluster, algorithms: dict, moves_data: bool, mirror: bool
+    ):
+        self.ranks, self.cluster, self.algorithms = ranks, cluster, algorithms
+        self.moves_data, self.mirror = moves_data, mirror
+        self._rng = {}
+        self._first_rng = torch.Generator().get_state()
+        threads = 1 if mirror else ranks
+        self.clock = Clockwork(
+            threads, explain=self._explain, leave=self._leave, enter=self._enter
+        )
+        self.network = Network(self.clock.at)
+        self.groups: dict[str, GroupCalls] = {}
+        # (rank, lane, name, start_s, end_s, bytes, peer, line), made into Events later
+        self.events: list[tuple] = []
+        self.messages: list[tuple] = []
+        self.bytes_per_link: dict[tuple[int, int], int] = {}
+        self._links: dict[tuple[int, int], tuple] = {}
+        self._costs: dict[tuple, tuple] = {}
+
+    # --- Ranks give the baton up and get it ------------------------------------------------
+
+    def _leave(self, rank: int) -> None:
+        # each rank has a random generator of its own, as a process has
+        self._rng[rank] = torch.default_generator.get_state()
+
+    def _enter(self, rank: int) -> None:
+        torch.default_generator.set_state(self._rng.get(rank, self._first_rng))
+
+    def _explain(self) -> BaseException:
+        return reports.deadlock(self)
+
+    # --- Groups ----------------------------------------------------------------------------
+
+    def group(self, name: str, members: list[int], rank: int) -> GroupCalls:
+        known = self.groups.get(name)
+        if known is None:
+            known = self.groups[name] = GroupCalls(name, members)
+        elif known.members != members:
+            raise Mismatch(reports.wrong_group(rank, known.members, members), rank)
+        return known
+
+    # --- Waiting ---------------------------------------------------------------------------
+
+    def wait(self, call: Call) -> None:
+        self.clock.wait(call.rank, call)
+
+    def poll(self, rank: int) -> None:
+        self.clock.poll(rank)
+
+    def spend(self, rank: int, seconds: float, name: str, line=None) -> None:
+        """The rank computes for so long."""
+        start_s = self.clock.clock[rank]
+        end_s = start_s + seconds * self.cluster.slow_ranks.get(rank, 1.0)
+        self.clock.clock[rank] = end_s
+        self.events.append((rank, "compute", name, start_s, end_s, 0, None, line))
+
+    # --- Messages --------------------------------------------------------------------------
+
+    def send(self, call: Call) -> None:
+        call.nbytes = call.inputs[0].numel() * call.inputs[0].element_size()
+        call.clock_s = self.clock.clock[call.rank]
+        receive = call.group.shared.send(call)
+        if receive is not None:
+            self._start_message(call, receive)
+
+    def receive(self, call: Call) -> None:
+        call.clock_s = self.clock.clock[call.rank]
+        send = call.group.shared.receive(call)
+        if send is not None:
+            self._start_message(send, call)
+
+    def _start_message(self, send: Call, receive: Call) -> None:
+        try:
+            check_pair(send, receive)
+        except MismatchedCalls as wrong:
+            raise reports.mismatch(wrong) from None
+        receive.source, receive.nbytes = send.group_rank, send.nbytes
+        ports, latency_s, bytes_per_s = self._link(send.rank, receive.rank)
+        hold_s = send.nbytes / bytes_per_s
+        self.network.submit(
+            max(send.clock_s, receive.clock_s), ports, hold_s, latency_s + hold_s,
+            partial(self._end_message, send, receive),
+        )  # fmt: skip
+
+    def _link(self, source: int, destination: int) -> tuple:
+        """(ports, latency, bandwidth) from rank to rank; to itself a message costs nothing."""
+        pair = (source, destination)
+        known = self._links.get(pair)
+        if known is None:
+            link = self.cluster.link(*pair)
+            known = self.cluster.ports(*pair), link.latency_s, link.bytes_per_s
+            if source == destination:
+                known = (), 0.0, float("inf")
+            self._links[pair] = known
+        return known
+
+    def _end_message(self, send: Call, receive: Call, start_s: float, end_s: float) -> None:
+        if self.moves_data:
+            self._quietly(data.copy, receive.outputs[0], send.inputs[0])
+        source, destination, size = send.rank, receive.rank, send.nbytes
+        self._count(source, destination, size)
+        self.messages.append((source, destination, size, start_s, end_s, "send"))
+        self._finish(send, "send", start_s, end_s, destination)
+        self._finish(receive, "recv", start_s, end_s, source)
+
+    def _count(self, source: int, destination: int, size: int) -> None:
+        if size and source != destination:
+            pair = (source, destination)
+            self.bytes_per_link[pair] = self.bytes_per_link.get(pair, 0) + size
+
+    def _finish(self, call: Call, name: str, start_s: float, end_s: float, peer) -> None:
+        call.start_s, call.end_s = start_s, end_s
+        self.events.append(
+            (call.rank, "communication", name, start_s, end_s, call.nbytes, peer, call.line)
+        )
+        call.inputs = call.outputs = (
+            None  # the rank's own references decide how long they live
+        )
+        self.clock.wake(call.rank, call)
+
+    def _quietly(self, act: Callable, *args) -> None:
+        """Move data without gradients, and unseen by the rank's meters."""
+        grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        try:
+            with torch._C._DisableTorchDispatch():
+                act(*args)
+        finally:
+            torch._C._set_grad_enabled(grad)
+
+    # --- Collectives -----------------------------------------------------------------------
+
+    def collective(self, call: Call) -> None:
+        call.clock_s = self.clock.clock[call.rank]
+        try:
+            calls = call.group.shared.collective(call)
+            if calls is not None and call.kind == "all_to_all":
+                check_splits(calls)
+        except MismatchedCalls as wrong:
+            raise reports.mismatch(wrong) from None
+        if calls is not None:
+            self._start_collective(calls)
+
+    def _start_collective(self, calls: list[Call]) -> None:
+        ports, seconds = self.collective_cost(
+            calls[0].group.shared, calls[0].kind, _size(calls)
+        )
+        ready_s = max(c.clock_s for c in calls)
+        self.network.submit(
+            ready_s, ports, seconds, seconds, partial(self._end_collective, calls)
+        )
+
+    def collective_cost(self, shared: GroupCalls, kind: str, nbytes: float) -> tuple:
+        """(ports, seconds) of a collective of that group."""
+        key = (shared.name, kind, nbytes)
+        if key not in self._costs:
+            members = shared.members
+            self._costs[key] = (
+                collective_ports(self.cluster, members) if len(members) > 1 else (),
+                collective_seconds(
+                    self.cluster, members, kind, self.algorithms[kind], nbytes
+                ),
+            )
+        return self._costs[key]
+
+    def _end_collective(self, calls: list[Call], start_s: float, end_s: float) -> None:
+        first = calls[0]
+        if self.moves_data:
+            self._quietly(data.MOVES[first.kind], calls)
+        self._count_collective(calls)
+        peer = None if first.root is None else first.group.members[first.root]
+        for call in calls:
+            self._finish(call, call.kind, start_s, end_s, peer)
+
+    def _count_collective(self, calls: list[Call]) -> None:
+        first, members = calls[0], calls[0].group.members
+        if first.kind == "all_to_all":
+            width = first.dtype.itemsize
+            for call in calls:
+                for other, elements in enumerate(call.splits[0]):
+                    self._count(call.rank, members[other], elements * width)
+            return
+        way = self.algorithms[first.kind]
+        for source, destination, size in traffic(
+            first.kind, way, len(members), first.nbytes, first.root or 0
+        ):
+            self._count(members[source], members[destination], size)
+
+    def open_messages(self) -> list[Call]:
+        """Sends and receives of all groups that nobody has answered."""
+        return [c for shared in self.groups.values() for c in shared.open_messages()]
+
+    # --- The end ---------------------------------------------------------------------------
+
+    def check_nothing_open(self) -> None:
+        """Raise where a call was begun and nobody ever answered it."""
+        for shared in self.groups.values():
+            open_messages = shared.open_messages()
+            if open_messages:
+                raise Mismatch(reports.unanswered(open_messages[0]), open_messages[0].rank)
+            for collective in shared.open_collectives():
+                raise Mismatch(
+                    reports.unfinished(collective, shared), collective.first.rank
+                )
+
+
+def _size(calls: list[Call]) -> float:
+    """M of the collective. For an uneven all-to-all: that of the busiest rank."""
+    if calls[0].kind != "all_to_all":
+        return calls[0].nbytes
+    n, width = len(calls), calls[0].dtype.itemsize
+    if n == 1:
+        return 0
+    busiest = max(
+        sum(splits) - splits[r] for r, call in enumerate(calls) for splits in call.splits
+    )
+    return busiest * width * n / (n - 1)

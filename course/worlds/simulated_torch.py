@@ -1,0 +1,100 @@
+"""Where torch is told that each thread is a rank. All that is private to torch's own
+process-group bookkeeping stands here and in simulated_group.py.
+
+torch keeps the process groups of a process in one object, `distributed_c10d._world`.
+While a run lasts, that object is one that keeps them per thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import types
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from course.worlds.simulated_group import SimulatedGroup
+
+_here = threading.local()  # .simulation and .rank, on the threads of ranks
+
+
+def simulation_here():
+    """(simulation, rank) of the calling thread, or None where it is no rank's."""
+    simulation = getattr(_here, "simulation", None)
+    return None if simulation is None else (simulation, _here.rank)
+
+
+class _WorldOfThread:
+    """torch's `_World`, with one set of tables per thread."""
+
+    def __init__(self):
+        object.__setattr__(self, "_tables", threading.local())
+
+    def _mine(self) -> types.SimpleNamespace:
+        tables = self._tables
+        if not hasattr(tables, "own"):
+            tables.own = types.SimpleNamespace(
+                default_pg=None, pg_map={}, pg_names={}, pg_group_ranks={},
+                pg_backend_config={}, group_count=0, tags_to_pg={}, pg_to_tag={},
+                pg_coalesce_state={}, comms=[], pg_config_info=[],
+            )  # fmt: skip
+        return tables.own
+
+    def __getattr__(self, name):
+        return getattr(self._mine(), name)
+
+    def __setattr__(self, name, value):
+        setattr(self._mine(), name, value)
+
+
+def _create(options, backend_options=None) -> SimulatedGroup:
+    """torch calls this for every group that the calling rank is in."""
+    here = simulation_here()
+    if here is None:
+        raise ValueError(
+            'the backend "simulated" exists only inside World(...).run; '
+            'write World(4).run(function), or use backend="gloo"'
+        )
+    simulation, rank = here
+    members = list(options.global_ranks_in_group) or list(range(simulation.ranks))
+    shared = simulation.group(options.group_id, members, rank)
+    return SimulatedGroup(simulation, shared, rank)
+
+
+dist.Backend.register_backend("simulated", _create, extended_api=True, devices=["cpu"])
+
+
+@contextlib.contextmanager
+def threads_are_ranks():
+    """For the time of a run: process groups per thread, and one torch thread for all."""
+    world, threads = c10d._world, torch.get_num_threads()
+    random_state = torch.default_generator.get_state()
+    c10d._world = _WorldOfThread()
+    torch._C._distributed_c10d._set_thread_isolation_mode(True)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        c10d._world = world
+        torch._C._distributed_c10d._set_thread_isolation_mode(False)
+        torch.set_num_threads(threads)
+        torch.default_generator.set_state(random_state)
+
+
+@contextlib.contextmanager
+def thread_is_rank(simulation, rank: int, store):
+    """For the time of a rank's function: torch.distributed is set up on this thread."""
+    _here.simulation, _here.rank = simulation, rank
+    torch.set_num_threads(1)
+    # backward runs on the thread that calls it, where the rank's groups are
+    torch._C._set_multithreading_enabled(False)
+    try:
+        dist.init_process_group(
+            "simulated", rank=rank, world_size=simulation.ranks, store=store
+        )
+        yield
+    finally:
+        c10d._world.default_pg = None
+        _here.simulation = None

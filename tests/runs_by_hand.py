@@ -18,8 +18,17 @@ def make_run(events, ranks, *, messages=None, memory=None, seconds=None, world="
         seconds_per_rank=tuple(ends),
         _events=tuple(sorted(events, key=lambda e: (e.start_s, e.rank))),
         _messages=None if messages is None else tuple(messages),
+        _bytes_per_link=None if messages is None else per_link(messages),
         _memory_curve=memory,
     )
+
+
+def per_link(messages):
+    totals = {}
+    for m in messages:
+        pair = m.source, m.destination
+        totals[pair] = totals.get(pair, 0) + m.bytes
+    return totals
 
 
 def ring(ranks, chunk_bytes=MIB, step_s=MS):

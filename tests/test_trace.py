@@ -5,11 +5,11 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.runs_by_hand import MS, data_parallel, make_run, pipeline, ring
 
 from course.worlds.rows import joined, rows, rows_by_lane
 from course.worlds.run import LANES, Event, Message, NotMetered, Run
 from course.worlds.trace import chrome_trace, events_from_trace, write_trace
+from tests.runs_by_hand import MS, data_parallel, make_run, pipeline, ring
 
 RUNS = {"ring": ring(4), "data parallel": data_parallel(), "pipeline": pipeline()}
 

@@ -29,10 +29,10 @@ _COMMUNICATION = {
 }
 # Pipeline actions in short: F3, B3, and I3, W3 where the backward is split
 _COMPUTE = {
-    r"recompute|checkpoint": "recompute",
-    r"backward|bwd|^[BIW]\d": "backward",
-    r"forward|fwd|^F\d": "forward",
-    r"optimi[sz]er|adam|sgd": "optimizer",
+    r"(?i:recompute|checkpoint)": "recompute",
+    r"(?i:backward|bwd)|^[BIW]\d": "backward",
+    r"(?i:forward|fwd)|^F\d": "forward",
+    r"(?i:optimi[sz]er|adam|sgd)": "optimizer",
 }
 KINDS = (
     *("forward", "backward", "recompute", "optimizer", "compute"),
@@ -47,15 +47,7 @@ def kind(lane: str, name: str) -> str:
     if lane == "communication":
         plain = name.lower().replace("_", "")
         return next((k for word, k in _COMMUNICATION.items() if word in plain), lane)
-    found = (
-        k for pattern, k in _COMPUTE.items() if re.search(pattern, name, _flags(pattern))
-    )
-    return next(found, lane)
-
-
-def _flags(pattern: str) -> int:
-    # F3 is a forward, f3 may be anything
-    return 0 if "\\d" in pattern else re.IGNORECASE
+    return next((k for pattern, k in _COMPUTE.items() if re.search(pattern, name)), lane)
 
 
 @dataclass(frozen=True, slots=True)

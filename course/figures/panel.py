@@ -53,6 +53,10 @@ class Panel:
         place = sum(self.rows[k] for k in above) + min(row, self.rows[lane] - 1)
         return self.ranks.index(rank) - 0.5 + GAP / 2 + (place + 0.5) * self.row_height
 
+    def middle(self, rank: int, lane: str) -> float:
+        """The middle of a lane, over all its rows."""
+        return self.y(rank, lane) + (self.rows[lane] - 1) * self.row_height / 2
+
     @property
     def unit_label(self) -> str:
         return "µs" if self.unit == "us" else self.unit
@@ -68,6 +72,8 @@ def make_panel(run, ranks, lanes, max_bars: int, unit: str, span_s=None) -> Pane
     Raises NotMetered where the run was not recorded, ValueError for a rank, lane or unit
     that there is not.
     """
+    if max_bars < 1:
+        raise ValueError(f"max_bars must be 1 or more, not {max_bars}")
     ranks, lanes = _checked_ranks(run, ranks), _checked_lanes(run, lanes)
     span_s = total_s(run) if span_s is None else span_s
     unit = _checked_unit(unit, span_s)
@@ -90,6 +96,8 @@ def _checked_ranks(run: Run, ranks) -> tuple[int, ...]:
     wrong = [r for r in ranks if r not in range(run.ranks)]
     if wrong:
         raise ValueError(f"ranks must be from 0 to {run.ranks - 1}, not {wrong[0]}")
+    if not len(ranks):
+        raise ValueError("ranks must name one rank or more")
     return tuple(sorted(set(ranks)))
 
 
@@ -97,8 +105,8 @@ def _checked_lanes(run: Run, lanes) -> tuple[str, ...]:
     if lanes is None:
         return used_lanes(run)
     wrong = [k for k in lanes if k not in LANES]
-    if wrong:
-        raise ValueError(f"lanes must be of {LANES}, not {wrong[0]!r}")
+    if wrong or not lanes:
+        raise ValueError(f"lanes must be of {LANES}, not {wrong[0] if wrong else lanes!r}")
     return tuple(k for k in LANES if k in lanes)
 
 
@@ -118,23 +126,56 @@ def _checked_unit(unit: str, span_s: float) -> str:
     return unit
 
 
-def wanted(choice, run: Run, name: str):
+def rank_ticks(panel: Panel) -> tuple[list[float], list[str]]:
+    """Ticks at every lane while there is room, then at ranks, then at some of them."""
+    if len(panel.ranks) <= 8 and len(panel.lanes) == 2:
+        spots = [(r, k) for r in panel.ranks for k in panel.lanes]
+        texts = [f"rank {r}  {k}" if k == LANES[0] else k for r, k in spots]
+        return [panel.middle(r, k) for r, k in spots], texts
+    places = range(0, len(panel.ranks), -(-len(panel.ranks) // 16))
+    return list(places), [f"rank {panel.ranks[p]}" for p in places]
+
+
+def notes(panel: Panel) -> list[str]:
+    """What the reader should know about this drawing, a sentence each."""
+    said = []
+    if len(panel.ranks) > 8 and len(panel.lanes) == 2:
+        said.append("upper lane of a rank: compute; lower lane: communication")
+    if len(panel.lanes) == 1:
+        said.append(f"drawn: {panel.lanes[0]}")
+    if len(panel.ranks) < panel.run.ranks:
+        said.append(f"{len(panel.ranks)} of {panel.run.ranks} ranks drawn")
+    if panel.joined_events:
+        said.append(
+            f"{panel.joined_events:,} events are joined to a neighbour of their kind:"
+            f" {len(panel.bars):,} bars drawn"
+        )
+    return said
+
+
+def chosen_memory(choice: str | bool, run: Run):
+    """The memory curves to draw, () for none."""
+    return _chosen("memory", choice, run, "memory_curve")
+
+
+def chosen_messages(choice: str | bool, panel: Panel) -> list[Message]:
+    """Which messages become arrows: all, none, or for "auto" all if they are few."""
+    held = _chosen("messages", choice, panel.run, "messages")
+    if choice is True and held and "communication" not in panel.lanes:
+        raise ValueError('messages=True needs the lane "communication"')
+    if "communication" not in panel.lanes:
+        return []
+    drawn = [m for m in held if m.source in panel.ranks and m.destination in panel.ranks]
+    return [] if choice == "auto" and len(drawn) > MOST_ARROWS else drawn
+
+
+def _chosen(argument: str, choice, run: Run, name: str):
     """What the run holds under that name, or () where it is not wanted or not there."""
     if choice not in (True, False, "auto"):
-        raise ValueError(f'must be True, False or "auto", not {choice!r}')
+        raise ValueError(f'{argument} must be True, False or "auto", not {choice!r}')
     try:
         return getattr(run, name) if choice else ()
     except NotMetered:
         if choice is True:
             raise
         return ()
-
-
-def chosen_messages(choice: str | bool, panel: Panel) -> list[Message]:
-    """Which messages become arrows: all, none, or for "auto" the sends, if they are few."""
-    held = wanted(choice, panel.run, "messages")
-    drawn = [m for m in held if m.source in panel.ranks and m.destination in panel.ranks]
-    if choice == "auto":
-        drawn = [m for m in drawn if "send" in m.name]
-        drawn = drawn if len(drawn) <= MOST_ARROWS else []
-    return drawn if "communication" in panel.lanes else []

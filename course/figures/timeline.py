@@ -19,18 +19,22 @@ from course.figures.memory_curve import add_memory
 from course.figures.panel import (
     MOST_BARS,
     Panel,
+    chosen_memory,
     chosen_messages,
     make_panel,
+    notes,
+    rank_ticks,
     used_lanes,
-    wanted,
 )
 from course.quantities import write_seconds
 from course.worlds.overlap import total_s
 from course.worlds.rows import joined
 from course.worlds.run import LANES, Message, Run
 
-# pixels: one row of bars, between panels, the memory curve, the most for one panel
+# pixels: a row of bars, between panels, the memory curve, the most for all panels,
+# a line of the legend, what the margins take, a note
 ROW_PX, BETWEEN_PX, MEMORY_PX, MOST_PX = 20, 40, 130, 640
+LEGEND_PX, MARGINS_PX, NOTE_PX = 30, 116, 20
 
 
 def timeline(
@@ -48,7 +52,7 @@ def timeline(
 
     ranks:     which to draw; by default all, up to the first 64
     lanes:     of "compute" and "communication"; by default those that took any time
-    messages:  arrows from sender to receiver: True, False, or "auto": sends, if 60 or fewer
+    messages:  arrows from sender to receiver: True, False, or "auto": if 60 or fewer
     memory:    the memory curve underneath: True, False, or "auto": where it was measured
     time_unit: "s", "ms", "us", "ns" or "auto"
     max_bars:  beyond this, neighbours of one kind are drawn as one bar, and a note says so
@@ -56,14 +60,18 @@ def timeline(
     Raises NotMetered where the run does not hold what is asked for, ValueError for a rank,
     lane or unit that there is not.
     """
-    curve = wanted(memory, run, "memory_curve")
+    curve = chosen_memory(memory, run)
     panel = make_panel(run, ranks, lanes, max_bars, time_unit)
-    figure = _canvas([panel], title or f"{run.ranks} ranks, {run.world}", bool(curve))
+    figure = _canvas([panel], title or _default_title(run), bool(curve))
     _add_panel(figure, panel, chosen_messages(messages, panel))
     if curve:
         add_memory(figure, curve, panel.ranks, 1 / panel.seconds_per_x, total_s(run), row=2)
-    _finish(figure, [panel], f"time ({panel.unit_label})")
+    _finish(figure, [panel], f"time ({panel.unit_label})", rows=2 if curve else 1)
     return figure
+
+
+def _default_title(run: Run) -> str:
+    return f"{run.ranks} {'rank' if run.ranks == 1 else 'ranks'}, {run.world}"
 
 
 def compare(
@@ -87,17 +95,26 @@ def compare(
     if align not in ("time", "share"):
         raise ValueError(f'align must be "time" or "share", not {align!r}')
     runs = (predicted, measured)
-    lanes = lanes or tuple(k for k in LANES if any(k in used_lanes(r) for r in runs))
+    lanes = lanes or _lanes_of(runs)
     longest = max(map(total_s, runs))
-    panels = [make_panel(r, ranks, lanes, max_bars // 2, time_unit, longest) for r in runs]
+    panels = [
+        make_panel(r, ranks, lanes, max(1, max_bars // 2), time_unit, longest) for r in runs
+    ]
     if align == "share":
         panels = [p.stretched() for p in panels]
     figure = _canvas(panels, title or " and ".join(names), False, _headings(names, runs))
     for row, panel in enumerate(panels, start=1):
         _add_panel(figure, panel, [], row)
-    share = "share of each run (%)"
-    _finish(figure, panels, share if align == "share" else f"time ({panels[0].unit_label})")
+    x_title = f"time ({panels[0].unit_label})"
+    _finish(
+        figure, panels, "share of each run (%)" if align == "share" else x_title, rows=2
+    )
     return figure
+
+
+def _lanes_of(runs) -> tuple[str, ...] | None:
+    """The lanes that either run uses, so that both show the same; None for none."""
+    return tuple(k for k in LANES if any(k in used_lanes(r) for r in runs)) or None
 
 
 def _headings(names, runs) -> list[str]:
@@ -109,7 +126,8 @@ def _headings(names, runs) -> list[str]:
 
 
 def _canvas(panels: list[Panel], title: str, memory: bool, headings=None) -> go.Figure:
-    heights = [_height_px(p) for p in panels] + ([MEMORY_PX] if memory else [])
+    most = MOST_PX / len(panels)
+    heights = [_height_px(p, most) for p in panels] + ([MEMORY_PX] if memory else [])
     inside = sum(heights) + BETWEEN_PX * (len(heights) - 1)
     figure = make_subplots(
         rows=len(heights),
@@ -119,21 +137,21 @@ def _canvas(panels: list[Panel], title: str, memory: bool, headings=None) -> go.
         vertical_spacing=BETWEEN_PX / inside if len(heights) > 1 else 0,
         subplot_titles=headings,
     )
-    top = 52 + (24 if headings else 0)
+    headings_px = 24 if headings else 0
     figure.update_annotations(x=0, xanchor="left", font_size=13)
     figure.update_layout(
         template="ring_to_rack",
         title_text=escape(title),
-        height=inside + top + 64,
-        margin_t=top,
+        height=inside + MARGINS_PX + headings_px,
+        margin_t=52 + headings_px,
         barmode="overlay",
     )
     return figure
 
 
-def _height_px(panel: Panel) -> int:
+def _height_px(panel: Panel, most: float) -> float:
     rows = len(panel.ranks) * (sum(panel.rows.values()) or 1)
-    return min(max(60, ROW_PX * rows + 8 * len(panel.ranks)), MOST_PX)
+    return min(max(60, ROW_PX * rows + 8 * len(panel.ranks)), most)
 
 
 def _add_panel(figure: go.Figure, panel: Panel, messages, row: int = 1) -> None:
@@ -153,7 +171,7 @@ def _add_idle(figure: go.Figure, panel: Panel, row: int) -> None:
     spots = [(r, k) for r in panel.ranks for k in panel.lanes]
     figure.add_bar(
         orientation="h",
-        y=[_middle(panel, r, k) for r, k in spots],
+        y=[panel.middle(r, k) for r, k in spots],
         x=[total_s(panel.run) / panel.seconds_per_x] * len(spots),
         width=[panel.rows[k] * panel.row_height for _, k in spots],
         marker={"color": IDLE, "line": {"width": 0.5, "color": theme.GRID}},
@@ -189,7 +207,7 @@ def _add_bars(figure: go.Figure, panel: Panel, kind: str, of_kind: list[Bar], ro
                 "solidity": 0.25,
             },
         },
-        name=kind,
+        name="other communication" if kind == "communication" else kind,
         hovertext=[hover(b) for b in of_kind],
         hoverinfo="text",
         legendgroup=kind,
@@ -231,7 +249,8 @@ def _add_instants(figure: go.Figure, panel: Panel, instants: list[Bar], row: int
 
 def _add_arrows(figure: go.Figure, panel: Panel, messages: list[Message], row: int) -> None:
     x, y, texts = [], [], []
-    height = lambda rank, i: panel.y(rank, "communication", panel.event_rows[i] if i else 0)
+    row_of = lambda i: 0 if i is None else panel.event_rows[i]
+    height = lambda rank, i: panel.y(rank, "communication", row_of(i))
     ends = joined(panel.run.events, messages)
     for m, (sender, receiver) in zip(messages, ends, strict=True):
         x += [m.start_s / panel.seconds_per_x, m.end_s / panel.seconds_per_x, None]
@@ -258,53 +277,22 @@ def _add_arrows(figure: go.Figure, panel: Panel, messages: list[Message], row: i
 
 
 def _rank_axis(panel: Panel) -> dict:
-    """Ticks at every lane while there is room, then at ranks, then at some of them."""
-    axis = {"range": [len(panel.ranks) - 0.5, -0.5], "showgrid": False, "ticks": ""}
-    if len(panel.ranks) <= 8 and panel.lanes:
-        spots = [(r, k) for r in panel.ranks for k in panel.lanes]
-        texts = [_tick(panel, r, k) for r, k in spots]
-        return axis | {
-            "tickvals": [_middle(panel, r, k) for r, k in spots],
-            "ticktext": texts,
-        }
-    step = -(-len(panel.ranks) // 16)
-    at = range(0, len(panel.ranks), step)
-    return axis | {"tickvals": list(at), "ticktext": [f"rank {panel.ranks[p]}" for p in at]}
+    values, texts = rank_ticks(panel)
+    axis = {"range": [len(panel.ranks) - 0.5, -0.5], "tickvals": values, "ticktext": texts}
+    return axis | {"showgrid": False, "ticks": ""}
 
 
-def _tick(panel: Panel, rank: int, lane: str) -> str:
-    if len(panel.lanes) == 1:
-        return f"rank {rank}"
-    return f"rank {rank}  {lane}" if lane == panel.lanes[0] else lane
-
-
-def _middle(panel: Panel, rank: int, lane: str) -> float:
-    return panel.y(rank, lane) + (panel.rows[lane] - 1) * panel.row_height / 2
-
-
-def _finish(figure: go.Figure, panels: list[Panel], x_title: str) -> None:
-    notes = [note for p in panels for note in _notes(p)]
-    small = "".join(f"<br><sub>{n}</sub>" for n in dict.fromkeys(notes))
+def _finish(figure: go.Figure, panels: list[Panel], x_title: str, rows: int) -> None:
+    lines = dict.fromkeys(note for p in panels for note in notes(p))
+    small = "".join(f"<br><sub>{line}</sub>" for line in lines)
     end = max(total_s(p.run) / p.seconds_per_x for p in panels) or 1
-    figure.update_xaxes(range=[0, end * 1.01], showgrid=True)
-    figure.update_xaxes(title_text=x_title + small, row=len(figure._grid_ref), col=1)
+    figure.update_xaxes(range=[0, end * 1.01])
+    figure.update_xaxes(title_text=x_title + small, row=rows, col=1)
+    # the legend must not be cut off beside a low figure
+    legend_px = LEGEND_PX * sum(t.showlegend is not False for t in figure.data)
+    height = max(figure.layout.height, legend_px + MARGINS_PX) + NOTE_PX * len(lines)
+    figure.update_layout(height=height)
     if not any(p.bars for p in panels):
         figure.add_annotation(
             text="no events", showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5
         )
-
-
-def _notes(panel: Panel) -> list[str]:
-    notes = []
-    if len(panel.ranks) > 8 and len(panel.lanes) == 2:
-        notes.append("upper lane of a rank: compute; lower lane: communication")
-    if len(panel.lanes) == 1:
-        notes.append(f"drawn: {panel.lanes[0]}")
-    if len(panel.ranks) < panel.run.ranks:
-        notes.append(f"{len(panel.ranks)} of {panel.run.ranks} ranks drawn")
-    if panel.joined_events:
-        notes.append(
-            f"{panel.joined_events:,} events are joined to a neighbour of their kind:"
-            f" {len(panel.bars):,} bars drawn"
-        )
-    return notes

@@ -87,7 +87,7 @@ def _heatmap(matrix: np.ndarray, by: str, title: str | None) -> go.Figure:
     figure.add_heatmap(
         z=shown,
         zmin=0,
-        zmax=max(np.nanmax(shown, initial=0), 1e-9),
+        zmax=np.nanmax(shown, initial=0) or 1,
         colorscale=theme.AMOUNTS,
         text=_cell_texts(shown) if len(matrix) <= MOST_NUMBERS else None,
         texttemplate="%{text}" if len(matrix) <= MOST_NUMBERS else None,
@@ -108,7 +108,7 @@ def _with_axes(figure: go.Figure, n: int, by: str) -> go.Figure:
     figure.update_yaxes(**axis | {"title_text": f"from {by}", "scaleanchor": "x"})
     across = {"title_text": f"to {by}", "range": axis["range"][::-1], "side": "top"}
     figure.update_xaxes(**axis | across)
-    figure.update_layout(margin_t=96)
+    figure.update_layout(margin_t=112, title={"y": 0.97, "yanchor": "top"})
     return figure
 
 

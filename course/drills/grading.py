@@ -54,7 +54,7 @@ _BYTE_SLIPS = (
     (2**30 / 1e9, "GB and GiB differ: 1 GiB = 2**30 bytes = 1.074 GB."),
 )  # fmt: skip
 _TIME_SLIPS = (
-    (2.0, "Twice too much. Is the bandwidth per direction, and is each phase counted once?"),
+    (2.0, "Twice too much. Is the bandwidth per direction, each phase counted once?"),
     (0.5, "Half. A phase is missing, or a two-way bandwidth was used for one direction."),
     (8.0, "Eight times too much: bits instead of bytes?"),
     (0.125, "An eighth: a link in Gb/s was read as GB/s."),
@@ -148,9 +148,9 @@ def slip_hint(drill: Drill, given: float) -> str:
     """What mistake would lead to this number; the question's own slips come first."""
     if given <= 0:
         return "The answer is a positive number."
-    for value, hint in drill.slips:
-        if _close(given, value, _SLIP_TOLERANCE):
-            return hint
+    value, hint = min(drill.slips, key=lambda slip: abs(slip[0] - given), default=(0, ""))
+    if _close(given, value, _SLIP_TOLERANCE):
+        return hint
     ratio = given / drill.answer
     for factor, hint in _SLIPS[drill.question.numeric.measures]:
         if any(_close(ratio, f, 0.01) for f in (factor, _inverse(factor))):

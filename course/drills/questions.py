@@ -1,4 +1,4 @@
-"""What a question is. Each class checks itself: a bad one raises ValueError with the rule."""
+"""What a question is. Each class checks itself and raises ValueError with the rule."""
 
 from __future__ import annotations
 

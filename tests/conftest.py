@@ -1,0 +1,49 @@
+"""Fixtures that several test files share."""
+
+import os
+
+import pytest
+
+from tests.lab_page import CHROMIUM_FLAGS, LabPage, LabServer, find_chromium
+
+
+@pytest.fixture(scope="session")
+def chromium_path() -> str:
+    path = find_chromium()
+    if path is None:
+        reason = "no Chromium on this machine: install it, or set BROWSER_PATH to one"
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+    return path
+
+
+@pytest.fixture(scope="session")
+def lab_server(tmp_path_factory):
+    """One JupyterLab for all browser tests of this process."""
+    server = LabServer(tmp_path_factory.mktemp("lab"))
+    try:
+        yield server.start()
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def browser(chromium_path):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(
+            executable_path=chromium_path, args=CHROMIUM_FLAGS
+        )
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def lab_page(browser, lab_server):
+    """A fresh page: its own cookies and storage, and kernels of its own."""
+    context = browser.new_context(viewport={"width": 1200, "height": 1600})
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    yield LabPage(lab_server, page)
+    context.close()
+    lab_server.end_kernels()

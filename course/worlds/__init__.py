@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 WORLDS = ("simulated", "gloo", "nccl")
-SIMULATED_ONLY = ("cluster", "compute", "tensors", "mirror", "memory")
+SIMULATED_ONLY = ("cluster", "compute", "tensors", "mirror", "memory", "algorithms")
 
 
 class World:
@@ -134,7 +134,7 @@ def _engine(ranks, on, timeout_s, options):
     if on == "simulated":
         from course.worlds.simulated import SimulatedRanks
 
-        return SimulatedRanks(ranks, **options)
+        return SimulatedRanks(ranks, timeout_s=timeout_s, **options)
     from course.worlds.processes import ProcessRanks
 
     return ProcessRanks(ranks, on, timeout_s)

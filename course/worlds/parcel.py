@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import inspect
 import io
+import marshal
 import pickle
 import sys
+from types import CodeType
 
 import cloudpickle
 
@@ -25,6 +27,8 @@ def land_on(device: str) -> None:
 
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj):
+        if isinstance(obj, CodeType):  # cloudpickle alone would lose the file's name
+            return marshal.loads, (marshal.dumps(obj),)
         torch = sys.modules.get("torch")
         if torch and isinstance(obj, (torch.storage.TypedStorage, torch.UntypedStorage)):
             data = io.BytesIO()

@@ -10,6 +10,7 @@ import os
 import sys
 
 from course.worlds import crew, parcel
+from course.worlds.profile_events import merge
 from course.worlds.protocol import Job, Returned
 from course.worlds.run import RankError, Run
 from course.worlds.verdict import failed, verdict
@@ -89,12 +90,25 @@ class ProcessRanks:
             results=[parcel.unpack(outcome.value) for outcome in ordered],
             seconds=max(seconds),
             seconds_per_rank=seconds,
+            **_recorded(ordered),
         )
 
     def close(self) -> None:
         if self._crew:
             self._crew.end()
             self._crew = None
+
+
+def _recorded(outcomes: list[Returned]) -> dict:
+    """What a recorded run knows more. Its clock starts with the first rank."""
+    traces = [outcome.trace for outcome in outcomes]
+    if None in traces:
+        return {}
+    return {
+        "_events": merge(traces, min(outcome.started_ns for outcome in outcomes)),
+        "_bytes_sent": tuple(trace.sent for trace in traces),
+        "_bytes_received": tuple(trace.received for trace in traces),
+    }
 
 
 def _read(path: str, start: int) -> tuple[str, int]:

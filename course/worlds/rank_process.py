@@ -171,7 +171,7 @@ def _open(job: Job):
 
 def _perform(function, args, record: bool):
     group = dist.group.WORLD
-    with profile.recording(record) as trace:
+    with profile.recording(record) as recorded:
         started_ns, start = time.time_ns(), time.perf_counter()
         value = function(*args)
         _synchronize()
@@ -181,7 +181,7 @@ def _perform(function, args, record: bool):
     except Exception as error:
         return Unsendable(type(value).__name__, str(error))
     fresh = dist.is_initialized() and dist.group.WORLD is group
-    return Returned(packed, seconds, started_ns, trace, fresh)
+    return Returned(packed, seconds, started_ns, recorded.trace, fresh)
 
 
 def _synchronize() -> None:

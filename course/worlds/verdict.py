@@ -130,7 +130,7 @@ def _states(outcomes: dict) -> list[str]:
     states: dict[str, list[int]] = {}
     for rank in sorted(outcomes):
         states.setdefault(_state(outcomes[rank]), []).append(rank)
-    return [f"  {names(ranks)}: {state}" for state, ranks in states.items()]
+    return [f"  {names(ranks)} {state}" for state, ranks in states.items()]
 
 
 def _state(outcome) -> str:

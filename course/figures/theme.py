@@ -40,7 +40,7 @@ def _axis() -> dict:
         "ticks": "outside",
         "tickcolor": GRID,
         "automargin": True,
-        "title": {"standoff": 10},
+        "title": {"standoff": 10, "font": {"size": 13}},
     }
 
 

@@ -10,13 +10,19 @@ is written at the top of `course/widgets/live.py`.
 
 from course.widgets.controls import checkbox, choice, log_slider, slider, stops
 from course.widgets.explorer import explore, show
+from course.widgets.guess import predict
+from course.widgets.player import stepper
+from course.widgets.source import reveal
 
 __all__ = [
     "checkbox",
     "choice",
     "explore",
     "log_slider",
+    "predict",
+    "reveal",
     "show",
     "slider",
+    "stepper",
     "stops",
 ]

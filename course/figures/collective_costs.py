@@ -1,0 +1,221 @@
+"""What collectives cost, drawn: time against message size, and who wins where.
+
+Every predicted time here is a line, alpha part + beta part x bytes, so two evaluations
+of `course.costs` give a whole curve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import plotly.graph_objects as go
+
+from course.costs import collectives as costs
+from course.costs.hierarchical import hierarchical_all_reduce, leader_all_reduce
+from course.costs.topology import cluster_for, collective_seconds
+from course.facts import DGX_H100, GIB, KIB, Link, Node
+from course.figures import theme
+from course.quantities import write_bytes, write_seconds
+
+# name in a legend, colour, dash: the same in every picture
+LOOK = {
+    "ring": ("ring", theme.BLUE, "solid"),
+    "tree": ("tree", theme.GREEN, "dash"),
+    "double_tree": ("double binary tree", theme.ORANGE, "dashdot"),
+    "halving_doubling": ("halving-doubling", theme.VERMILLION, "longdash"),
+    "recursive_doubling": ("recursive doubling", theme.PURPLE, "dot"),
+    "hierarchical": ("hierarchical", theme.SKY, "longdashdot"),
+    "leader": ("leader of each node", "#6B7280", "dot"),
+    "naive": ("through one rank", theme.INK, "dash"),
+}
+TWO_LEVEL = {"hierarchical": hierarchical_all_reduce, "leader": leader_all_reduce}
+
+
+def algorithms_for(collective: str, ranks: int, where: Node | Link) -> tuple[str, ...]:
+    """The algorithms whose cost is known for so many ranks there."""
+    flat = [a for a in costs.algorithms(collective) if _applies(collective, a, ranks)]
+    whole_nodes = isinstance(where, Node) and ranks > where.gpus and not ranks % where.gpus
+    two_level = tuple(TWO_LEVEL) if whole_nodes and collective == "all_reduce" else ()
+    return (*flat, *two_level)
+
+
+def _applies(collective: str, algorithm: str, ranks: int) -> bool:
+    try:
+        costs.cost(collective, algorithm, ranks, 1)
+    except ValueError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=4096)
+def _line(collective: str, algorithm: str, ranks: int, where) -> tuple[float, float]:
+    """(seconds at 0 bytes, seconds per byte)."""
+    zero = _seconds(collective, algorithm, ranks, where, 0)
+    return zero, (_seconds(collective, algorithm, ranks, where, GIB) - zero) / GIB
+
+
+def _seconds(collective: str, algorithm: str, ranks: int, where, nbytes: float) -> float:
+    if isinstance(where, Link):
+        return costs.cost(collective, algorithm, ranks, nbytes).seconds(where)
+    if algorithm in TWO_LEVEL:
+        cost = TWO_LEVEL[algorithm](where.gpus, ranks // where.gpus, nbytes)
+        return cost.seconds(where.fabric, where.nic)
+    cluster = cluster_for(ranks, where)
+    return collective_seconds(cluster, range(ranks), collective, algorithm, nbytes)
+
+
+def _sizes(low_bytes: int, high_bytes: int, per_doubling: int) -> np.ndarray:
+    doublings = np.log2(high_bytes / low_bytes)
+    return low_bytes * 2 ** np.linspace(0, doublings, round(doublings * per_doubling) + 1)
+
+
+def _check(ranks: int, low_bytes: float, high_bytes: float) -> None:
+    if ranks < 2:
+        raise ValueError(f"ranks must be 2 or more, not {ranks}")
+    if not 0 < low_bytes < high_bytes:
+        raise ValueError(
+            f"low_bytes must be above 0 and below high_bytes, not {low_bytes}, {high_bytes}"
+        )
+
+
+def time_against_size(
+    ranks: int = 8,
+    where: Node | Link = DGX_H100,
+    *,
+    collective: str = "all_reduce",
+    algorithms: Sequence[str] | None = None,
+    low_bytes: int = KIB,
+    high_bytes: int = GIB,
+) -> go.Figure:
+    """Predicted seconds of each algorithm from low_bytes to high_bytes, on log axes.
+
+    where: a Link that joins every two ranks, or the Node that ranks fill one by one
+    """
+    _check(ranks, low_bytes, high_bytes)
+    sizes = _sizes(low_bytes, high_bytes, 3)
+    name = collective.replace("_", "-")
+    figure = theme.new_figure(
+        f"{name} on {ranks} ranks, {_place(where, ranks)}: time against message size",
+        x="message size, the whole buffer",
+        y="predicted time",
+    )
+    curves = []
+    for algorithm in algorithms or algorithms_for(collective, ranks, where):
+        zero, per_byte = _line(collective, algorithm, ranks, where)
+        curves.append(zero + per_byte * sizes)
+        figure.add_trace(_curve(algorithm, sizes, curves[-1]))
+    figure.update_xaxes(theme.bytes_axis(low_bytes, high_bytes))
+    figure.update_yaxes(theme.seconds_axis(np.min(curves) * 0.8, np.max(curves) * 1.2))
+    return figure
+
+
+def _place(where: Node | Link, ranks: int) -> str:
+    return cluster_for(ranks, where).name if isinstance(where, Node) else where.name
+
+
+def _curve(algorithm: str, sizes: np.ndarray, seconds: np.ndarray) -> go.Scatter:
+    name, color, dash = LOOK[algorithm]
+    return go.Scatter(
+        x=sizes,
+        y=seconds,
+        name=name,
+        mode="lines",
+        line={"color": color, "dash": dash, "width": 2.5},
+        hovertext=[
+            f"{name}: {write_bytes(m)} in {write_seconds(s)}"
+            for m, s in zip(sizes, seconds, strict=True)
+        ],
+        hoverinfo="text",
+    )
+
+
+def map_of_fastest(
+    where: Node | Link = DGX_H100,
+    *,
+    collective: str = "all_reduce",
+    algorithms: Sequence[str] | None = None,
+    most_ranks: int = 1024,
+    low_bytes: int = KIB,
+    high_bytes: int = 4 * GIB,
+) -> go.Figure:
+    """The algorithm with the least predicted time, by message size and number of ranks.
+
+    Ranks are the powers of two from 2 to most_ranks.
+    """
+    _check(most_ranks, low_bytes, high_bytes)
+    counts = [2**k for k in range(1, most_ranks.bit_length())]
+    sizes = _sizes(low_bytes, high_bytes, 1)
+    rows = [_winners(collective, n, where, sizes, algorithms) for n in counts]
+    winners = [a for a in LOOK if any(a in {w for w, _ in row} for row in rows)]
+    figure = theme.new_figure(
+        f"The fastest {collective.replace('_', '-')} by size and ranks, {_many(where)}",
+        x="message size, the whole buffer",
+        y="ranks",
+        height=400,
+    )
+    figure.add_trace(_map(rows, winners, counts, sizes))
+    for algorithm in winners:
+        figure.add_trace(_key(algorithm))
+    return _with_map_axes(figure, counts, sizes)
+
+
+def _many(where: Node | Link) -> str:
+    return f"{where.name} nodes" if isinstance(where, Node) else where.name
+
+
+def _winners(collective, ranks, where, sizes, algorithms) -> list[tuple[str, str]]:
+    """(algorithm, hover text) at each size."""
+    known = algorithms_for(collective, ranks, where)
+    chosen = [a for a in known if algorithms is None or a in algorithms]
+    lines = np.array([_line(collective, a, ranks, where) for a in chosen])
+    seconds = lines[:, :1] + lines[:, 1:] * sizes
+    best = [chosen[i] for i in seconds.argmin(axis=0)]
+    texts = [
+        f"{ranks} ranks, {write_bytes(m)}: {LOOK[a][0]}, {write_seconds(s)}"
+        for m, a, s in zip(sizes, best, seconds.min(axis=0), strict=True)
+    ]
+    return list(zip(best, texts, strict=True))
+
+
+def _map(rows, winners: list[str], counts: list[int], sizes: np.ndarray) -> go.Heatmap:
+    width = 1 / len(winners)
+    scale = [
+        (k * width, theme.tint(LOOK[a][1], 0.75))
+        for i, a in enumerate(winners)
+        for k in (i, i + 1)
+    ]
+    return go.Heatmap(
+        z=[[winners.index(a) for a, _ in row] for row in rows],
+        x=list(range(len(sizes))),
+        y=list(range(len(counts))),
+        text=[[text for _, text in row] for row in rows],
+        hovertemplate="%{text}<extra></extra>",
+        colorscale=scale,
+        zmin=-0.5,
+        zmax=len(winners) - 0.5,
+        showscale=False,
+        xgap=1,
+        ygap=1,
+    )
+
+
+def _key(algorithm: str) -> go.Scatter:
+    """A trace without points that only brings the legend's entry."""
+    name, color, _ = LOOK[algorithm]
+    marker = {"color": theme.tint(color, 0.75), "size": 12, "symbol": "square"}
+    return go.Scatter(x=[None], y=[None], mode="markers", marker=marker, name=name)
+
+
+def _with_map_axes(figure: go.Figure, counts: list[int], sizes: np.ndarray) -> go.Figure:
+    every = max(1, round(len(sizes) / 8))
+    at = list(range(0, len(sizes), every))
+    figure.update_xaxes(
+        tickvals=at, ticktext=[write_bytes(sizes[i]) for i in at], showgrid=False
+    )
+    figure.update_xaxes(range=[-0.5, len(sizes) - 0.5])
+    figure.update_yaxes(tickvals=list(range(len(counts))), ticktext=list(map(str, counts)))
+    figure.update_yaxes(range=[-0.5, len(counts) - 0.5], showgrid=False)
+    figure.update_layout(showlegend=True)
+    return figure

@@ -8,6 +8,7 @@ from importlib import import_module
 
 _HOMES = {
     "World": "course.worlds",
+    "spend": "course.worlds.spend",
     "Run": "course.worlds",
     "Event": "course.worlds",
     "RankError": "course.worlds",

@@ -23,7 +23,6 @@ What is not
 from __future__ import annotations
 
 import contextlib
-import io
 import sys
 import threading
 
@@ -33,9 +32,15 @@ from course.costs.topology import Cluster, cluster_for
 from course.costs.traffic import ALGORITHMS
 from course.worlds import parcel
 from course.worlds import simulated_reports as reports
-from course.worlds.run import Event, Message, RankError, Run
-from course.worlds.places import Place, short_file
+from course.worlds.run import RankError, Run
+from course.worlds.simulated_fake import FakeCollectives, as_fake, fake_mode, reads_values
+from course.worlds.simulated_memory import RankMemory, memory_is_seen
+from course.worlds.simulated_meter import RankMeter
+from course.worlds.simulated_mirror import MirroredSimulation
+from course.worlds.simulated_output import printed_by_rank, show
+from course.worlds.simulated_record import record_of
 from course.worlds.simulated_run import Simulation
+from course.worlds.simulated_streams import streams_are_simulated
 from course.worlds.simulated_torch import thread_is_rank, threads_are_ranks
 
 COLLECTIVES = (
@@ -76,28 +81,58 @@ class SimulatedRanks:
     def run(self, function, args: tuple, record: bool = False) -> Run:
         """Call function(*args) on every rank, in virtual time."""
         work = parcel.pack_work(function, args)
-        simulation = Simulation(
-            self.ranks, self.cluster, self.algorithms,
-            moves_data=self.tensors == "real", mirror=self.mirror,
-        )  # fmt: skip
-        results = [None] * self.ranks
+        threads = 1 if self.mirror else self.ranks
+        kind = MirroredSimulation if self.mirror else Simulation
+        simulation = kind(
+            self.ranks, threads, self.cluster, self.algorithms, self.tensors == "real"
+        )
+        results = [None] * threads
         store = dist.HashStore()
 
         def body(rank: int) -> None:
-            with thread_is_rank(simulation, rank, store):
+            with (
+                thread_is_rank(simulation, rank, store),
+                self._meters(simulation, rank) as fake,
+            ):
                 function, args = parcel.unpack(work)
-                results[rank] = function(*args)
+                results[rank] = function(*(as_fake(fake, args) if fake else args))
 
         if not _one_run.acquire(blocking=False):
             raise RuntimeError("a simulated run is under way: one can run at a time")
         try:
-            with threads_are_ranks(), _printed_by_rank() as printed:
+            with self._around(), printed_by_rank() as printed:
                 self._go(simulation, body)
                 simulation.check_nothing_open()
         finally:
             _one_run.release()
-            _show(printed)
-        return _record(simulation, results)
+            show(printed)
+        return record_of(simulation, results)
+
+    @contextlib.contextmanager
+    def _around(self):
+        """What is different in this process while a run lasts."""
+        with threads_are_ranks(), streams_are_simulated(), contextlib.ExitStack() as more:
+            if self.memory:
+                more.enter_context(memory_is_seen())
+            yield
+
+    @contextlib.contextmanager
+    def _meters(self, simulation: Simulation, rank: int):
+        """What sees or fakes the operations of one rank; the fake mode or None."""
+        fake = fake_mode() if self.tensors == "fake" else None
+        if self.memory:
+            simulation.memories[rank] = RankMemory(lambda: simulation.clock.clock[rank])
+        gpu = self.cluster.node.gpu if self.compute == "roofline" else None
+        with contextlib.ExitStack() as modes:
+            if fake:
+                modes.enter_context(fake)
+            if fake or gpu or self.memory:
+                meter = RankMeter(
+                    simulation, rank, gpu, simulation.memories.get(rank),
+                    FakeCollectives() if fake else None,
+                )  # fmt: skip
+                modes.enter_context(meter)
+            yield fake
 
     def _go(self, simulation: Simulation, body) -> None:
         clock = simulation.clock
@@ -111,6 +146,8 @@ class SimulatedRanks:
         except Exception as error:
             if clock.failed_rank is None:
                 raise
+            if self.tensors == "fake" and reads_values(error):
+                raise reports.read_fake(clock.failed_rank, error) from None
             raise reports.raised(clock.failed_rank, error) from None
 
     def close(self) -> None:
@@ -120,83 +157,3 @@ class SimulatedRanks:
 def _one_of(name: str, value, choices: tuple) -> None:
     if value not in choices:
         raise ValueError(f"{name} must be one of {list(choices)}, not {value!r}")
-
-
-# --- What ranks print ------------------------------------------------------------------
-
-
-class _ByThread(io.TextIOBase):
-    """Gives what a rank's thread writes to that rank, and the rest to the old stream."""
-
-    def __init__(self, stream, printed: dict[str, list[str]]):
-        self._stream, self._printed = stream, printed
-
-    def write(self, text: str) -> int:
-        mine = self._printed.get(threading.current_thread().name)
-        if mine is None:
-            return self._stream.write(text)
-        mine.append(text)
-        return len(text)
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-
-class _Printed(dict):
-    """{"rank 2": [text, ...]}, with a place for each rank that asks."""
-
-    def get(self, name: str, default=None):
-        return self.setdefault(name, []) if name.startswith("rank ") else default
-
-
-@contextlib.contextmanager
-def _printed_by_rank():
-    printed = _Printed()
-    with (
-        contextlib.redirect_stdout(_ByThread(sys.stdout, printed)),
-        contextlib.redirect_stderr(_ByThread(sys.stderr, printed)),
-    ):
-        yield printed
-
-
-def _show(printed: dict[str, list[str]]) -> None:
-    for name in sorted(printed, key=lambda name: int(name.split()[1])):
-        for line in "".join(printed[name]).splitlines():
-            print(f"[{name}] {line}")
-
-
-# --- The record ------------------------------------------------------------------------
-
-
-def _record(simulation: Simulation, results: list) -> Run:
-    ranks = simulation.ranks
-    sent, received = [0] * ranks, [0] * ranks
-    for (source, destination), size in simulation.bytes_per_link.items():
-        sent[source] += size
-        received[destination] += size
-    where: dict = {}
-    events = [
-        Event(*event[:-1], _where(event[-1], where))
-        for event in sorted(simulation.events, key=lambda e: (e[3], e[0], e[4]))
-    ]
-    return Run(
-        "simulated",
-        results,
-        seconds=max(simulation.clock.clock),
-        seconds_per_rank=tuple(simulation.clock.clock),
-        _events=tuple(events),
-        _messages=tuple(
-            Message(*m) for m in sorted(simulation.messages, key=lambda m: m[3])
-        ),
-        _bytes_sent=tuple(sent),
-        _bytes_received=tuple(received),
-        _bytes_per_link=dict(sorted(simulation.bytes_per_link.items())),
-    )
-
-
-def _where(line: tuple | None, known: dict) -> str:
-    if line is None:
-        return ""
-    if line not in known:
-        known[line] = f"{short_file(line[0].co_filename)} line {line[1]}"
-    return known[line]

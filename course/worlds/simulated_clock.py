@@ -8,8 +8,10 @@ digit, and "nobody can go on" is known at once. No torch here.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
+import os
 import threading
 import time
 from _thread import allocate_lock
@@ -23,6 +25,25 @@ STACK_BYTES = 64 * 2**20  # of address space: deep models recurse, pages come as
 
 class Stopped(BaseException):
     """Unwinds a rank whose peer has failed. Not an error of its own."""
+
+
+@contextlib.contextmanager
+def _on_one_core():
+    """Threads started in here stay on the core that this one is on (Linux).
+
+    One rank runs at a time, so nothing is lost, and waking the next rank on the same
+    core is twice as fast as on another.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    core = ctypes.CDLL(None).sched_getcpu()
+    os.sched_setaffinity(0, {core} & allowed or allowed)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 class Clockwork:
@@ -49,7 +70,7 @@ class Clockwork:
         self._events: list = []
         self._order = itertools.count()
 
-    # --- Time ----------------------------------------------------------------------
+    # --- Time ------------------------------------------------------------------------
 
     def at(self, time_s: float, action: Callable[[float], None]) -> None:
         """Call action(time_s) when the virtual time is there."""
@@ -66,7 +87,7 @@ class Clockwork:
             else:
                 return None
 
-    # --- What a rank may do while it runs ----------------------------------------
+    # --- What a rank may do while it runs --------------------------------------------
 
     def wait(self, rank: int, work) -> None:
         """Return when `work.end_s` is known, with the rank's clock not before it."""
@@ -112,7 +133,7 @@ class Clockwork:
         self.running = rank
         self._gates[rank].release()
 
-    # --- Start, end, failure -------------------------------------------------------
+    # --- Start, end, failure ---------------------------------------------------------
 
     def run(self, body: Callable[[int], None], stall_s: float | None = None) -> None:
         """Run body(rank) on every rank; raise what the first failing one raised."""
@@ -139,6 +160,22 @@ class Clockwork:
             thread.join()
         if self.failure:
             raise self.failure
+
+    def _start_threads(self, body: Callable[[int], None]) -> None:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            with _on_one_core():
+                for rank in range(self.ranks):
+                    thread = threading.Thread(
+                        target=self._thread,
+                        args=(rank, body),
+                        daemon=True,
+                        name=f"rank {rank}",
+                    )
+                    self.threads.append(thread)
+                    thread.start()
+        finally:
+            threading.stack_size(before)
 
     def _watch(self, stall_s: float | None) -> None:
         """Wait for the end; stop a rank that runs on and on without a call to its peers."""

@@ -118,7 +118,7 @@ MOVES = {
 }  # fmt: skip
 
 
-# --- The same in a mirrored world, where every rank holds what this one holds ----------
+# --- The same in a mirrored world, where every rank holds what this one holds -------
 
 
 def mirrored(call, ranks: int) -> None:

@@ -8,94 +8,10 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch.futures import Future
 
 from course.worlds import simulated_data as data
 from course.worlds.simulated_calls import Call, GroupCalls
-
-
-class SimulatedWork(getattr(dist, "_Work", dist.Work)):
-    """What an asynchronous call returns. Its outputs are there after `wait()`."""
-
-    def __init__(self, simulation, call: Call, value: list):
-        super().__init__()
-        self._simulation, self._call, self._value = simulation, call, value
-        self._future = None
-
-    def wait(self, timeout=None) -> bool:
-        self._simulation.wait(self._call)
-        if self._future is not None and not self._future.done():
-            self._future.set_result(self._value)
-        return True
-
-    def is_completed(self) -> bool:
-        if self._call.end_s is None:
-            self._simulation.poll(self._call.rank)
-        return self._call.end_s is not None
-
-    def is_success(self) -> bool:
-        return self.is_completed()
-
-    def exception(self):
-        return None
-
-    def synchronize(self) -> None:
-        self.wait()
-
-    def result(self) -> list:
-        self.wait()
-        return self._value
-
-    def source_rank(self) -> int:
-        """Group rank of the sender, for a receive from any source."""
-        return self._call.source
-
-    _source_rank = source_rank
-
-    def get_future(self) -> Future:
-        """A future that is filled when its rank waits, so that callbacks run on its thread.
-
-        C++ code (DDP's reducer) waits for it without giving way to the other ranks. It
-        does so at the end of backward: an engine callback, which runs before, waits first.
-        """
-        if self._future is None:
-            self._future = SimulatedFuture(self.wait)
-            if self._call.end_s is not None:
-                self.wait()
-            elif torch._C._current_graph_task_id() != -1:
-                torch.autograd.Variable._execution_engine.queue_callback(self.wait)
-        return self._future
-
-
-class SimulatedFuture(Future):
-    """A future whose `wait` gives way to the other ranks."""
-
-    def __new__(cls, wait):
-        return super().__new__(cls)
-
-    def __init__(self, wait):
-        super().__init__()
-        self._wait_first = wait
-
-    def wait(self):
-        if not self.done():
-            self._wait_first()
-        return super().wait()
-
-    def value(self):
-        return self.wait()
-
-    def then(self, callback) -> Future:
-        child = SimulatedFuture(self.wait)
-
-        def run(parent):
-            try:
-                child.set_result(callback(parent))
-            except Exception as error:
-                child.set_exception(error)
-
-        super().then(run)
-        return child
+from course.worlds.simulated_work import AllOf, SimulatedWork
 
 
 class _Backend:
@@ -121,7 +37,7 @@ class SimulatedGroup(dist.ProcessGroup):
         self._coalesced: list | None = None
         self._description = "undefined"
 
-    # --- What torch asks about a group ---------------------------------------------------
+    # --- What torch asks about a group -----------------------------------------------
 
     def rank(self) -> int:
         return self.rank_in_group
@@ -162,7 +78,7 @@ class SimulatedGroup(dist.ProcessGroup):
     def __repr__(self) -> str:
         return f"<simulated group of ranks {self.members}, seen by {self.rank_in_world}>"
 
-    # --- Messages -------------------------------------------------------------------------
+    # --- Messages --------------------------------------------------------------------
 
     def send(self, tensors, destination, tag=0):
         call = Call("send", self, tensors, [], tensors[0], tag=tag, peer=destination)
@@ -179,7 +95,7 @@ class SimulatedGroup(dist.ProcessGroup):
         self.simulation.receive(call)
         return self._work(call, tensors)
 
-    # --- Collectives ----------------------------------------------------------------------
+    # --- Collectives -----------------------------------------------------------------
 
     def _post(self, kind, inputs, outputs, like, value, *, nbytes, **more):
         call = Call(kind, self, inputs, outputs, like, **more)
@@ -188,6 +104,9 @@ class SimulatedGroup(dist.ProcessGroup):
         return self._work(call, value)
 
     def _work(self, call: Call, value: list) -> SimulatedWork:
+        memory = self.simulation.memories.get(self.rank_in_world)
+        if memory is not None:
+            memory.note_all((call.inputs, call.outputs), "communication")
         work = SimulatedWork(self.simulation, call, value)
         if self._coalesced is not None:
             self._coalesced.append(work)
@@ -232,7 +151,10 @@ class SimulatedGroup(dist.ProcessGroup):
         size = self.size() * sum(map(_nbytes, inputs))
         return self._post("all_gather", inputs, outputs, inputs[0], outputs, nbytes=size)
 
-    allgather_coalesced = allgather
+    def allgather_coalesced(self, outputs, inputs, opts=None):
+        """outputs: for each rank a list of k tensors, the other way round than above."""
+        lists = [list(of_one_input) for of_one_input in zip(*outputs, strict=True)]
+        return self.allgather(lists, inputs, opts)
 
     def all_gather_single(self, output, tensor, opts=None):
         return self.all_gather_single_coalesced([output], [tensor], opts)
@@ -308,39 +230,20 @@ class SimulatedGroup(dist.ProcessGroup):
     def barrier(self, opts=None):
         return self._post("barrier", [], [], None, [], nbytes=0)
 
-    def monitored_barrier(self, timeout=None, wait_all_ranks=False):
-        self.barrier().wait()
-
-    # --- Several calls as one ------------------------------------------------------------
+    # --- Several calls as one --------------------------------------------------------
 
     def _start_coalescing(self, device=None) -> None:
         self._coalesced = []
 
     def _end_coalescing(self, device=None):
         works, self._coalesced = self._coalesced, None
-        return _AllOf(works)
+        return AllOf(works)
 
     def abort(self) -> None:
         pass
 
     def shutdown(self) -> None:
         pass
-
-
-class _AllOf(getattr(dist, "_Work", dist.Work)):
-    """Several works as one."""
-
-    def __init__(self, works: list):
-        super().__init__()
-        self._works = works
-
-    def wait(self, timeout=None) -> bool:
-        for work in self._works:
-            work.wait()
-        return True
-
-    def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self._works)
 
 
 def _nbytes(tensor: torch.Tensor) -> int:

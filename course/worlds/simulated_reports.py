@@ -10,11 +10,11 @@ from course.worlds.simulated_calls import Call, MismatchedCalls, place_of, reade
 from course.worlds.verdict import names
 
 
-def _at(line: tuple | None, indent: str = "      ") -> str:
+def at(line: tuple | None, indent: str = "      ") -> str:
     return "" if line is None else f"\n{indent}{describe(place_of(line))}"
 
 
-# --- A rank raised ------------------------------------------------------------------------
+# --- A rank raised ------------------------------------------------------------------
 
 
 def raised(rank: int, error: BaseException) -> RankError:
@@ -25,16 +25,29 @@ def raised(rank: int, error: BaseException) -> RankError:
     )
 
 
+def read_fake(rank: int, error: BaseException) -> RankError:
+    """The error of a rank that looked into a fake tensor."""
+    places = of_traceback(error.__traceback__)
+    lines = "".join(f"\n  {describe(p)}" for p in places)
+    return RankError(
+        f"rank {rank} reads the value of a fake tensor ({error}){lines}\n"
+        '  Rule: with tensors="fake" there are shapes and no values. Leave out .item(), '
+        'print and branches on values, or run with tensors="real".',
+        rank,
+        error,
+    )
+
+
 def stalled(rank: int, seconds: float, frame) -> RankError:
     line = readers_line(frame)
     return RankError(
         f"rank {rank} has run for {seconds:g} s without a call to its peers, which wait "
-        f"for it; timeout_s={seconds:g} is over{_at(line, '  ')}",
+        f"for it; timeout_s={seconds:g} is over{at(line, '  ')}",
         rank,
     )
 
 
-# --- Calls that do not fit -----------------------------------------------------------------
+# --- Calls that do not fit ----------------------------------------------------------
 
 
 def mismatch(wrong: MismatchedCalls) -> Mismatch:
@@ -54,7 +67,7 @@ def mismatch(wrong: MismatchedCalls) -> Mismatch:
 
 
 def _call_lines(call: Call) -> str:
-    return f"\n  rank {call.rank} calls {call.describe()}{_at(call.line)}"
+    return f"\n  rank {call.rank} calls {call.describe()}{at(call.line)}"
 
 
 def unanswered(call: Call) -> str:
@@ -82,7 +95,7 @@ def wrong_group(rank: int, first: list[int], second: list[int]) -> str:
     )
 
 
-# --- Nobody can go on ----------------------------------------------------------------------
+# --- Nobody can go on ---------------------------------------------------------------
 
 
 def deadlock(simulation) -> Deadlock:
@@ -97,7 +110,7 @@ def deadlock(simulation) -> Deadlock:
             continue
         calls.append(call)
         where = readers_line(frames.get(clock.threads[rank].ident))
-        lines.append(f"  rank {rank} waits in {call.describe()}{_at(where or call.line)}")
+        lines.append(f"  rank {rank} waits in {call.describe()}{at(where or call.line)}")
     text = "deadlock: nobody can go on\n" + "\n".join(_shortened(lines))
     for hint in _hints(calls):
         text += f"\n  {hint}"

@@ -21,23 +21,24 @@ from course.worlds.simulated_calls import (
 )
 from course.worlds.simulated_clock import Clockwork
 from course.worlds.simulated_network import Network
+from course.worlds.simulated_streams import Stream
 
 
 class Simulation:
     """The state of one run: clock, network, groups, and all that was counted.
 
+    threads:     how many ranks run: all, or 1 where peers are mirror images
     algorithms:  {collective: algorithm}, by which its time and bytes are charged
     moves_data:  False where tensors are fake and hold nothing to move
     """
 
     def __init__(
-        self, ranks: int, cluster: Cluster, algorithms: dict, moves_data: bool, mirror: bool
+        self, ranks: int, threads: int, cluster: Cluster, algorithms: dict, moves_data: bool
     ):
         self.ranks, self.cluster, self.algorithms = ranks, cluster, algorithms
-        self.moves_data, self.mirror = moves_data, mirror
+        self.moves_data = moves_data
         self._rng = {}
         self._first_rng = torch.Generator().get_state()
-        threads = 1 if mirror else ranks
         self.clock = Clockwork(
             threads, explain=self._explain, leave=self._leave, enter=self._enter
         )
@@ -47,10 +48,13 @@ class Simulation:
         self.events: list[tuple] = []
         self.messages: list[tuple] = []
         self.bytes_per_link: dict[tuple[int, int], int] = {}
+        self.memories: dict = {}  # rank: RankMemory, where memory is metered
+        self.streams = [[] for _ in range(threads)]
+        self.current = [Stream() for _ in range(threads)]  # the stream each rank works on
         self._links: dict[tuple[int, int], tuple] = {}
         self._costs: dict[tuple, tuple] = {}
 
-    # --- Ranks give the baton up and get it ------------------------------------------------
+    # --- Ranks give the baton up and get it ------------------------------------------
 
     def _leave(self, rank: int) -> None:
         # each rank has a random generator of its own, as a process has
@@ -62,7 +66,7 @@ class Simulation:
     def _explain(self) -> BaseException:
         return reports.deadlock(self)
 
-    # --- Groups ----------------------------------------------------------------------------
+    # --- Groups ----------------------------------------------------------------------
 
     def group(self, name: str, members: list[int], rank: int) -> GroupCalls:
         known = self.groups.get(name)
@@ -72,7 +76,7 @@ class Simulation:
             raise Mismatch(reports.wrong_group(rank, known.members, members), rank)
         return known
 
-    # --- Waiting ---------------------------------------------------------------------------
+    # --- Waiting ---------------------------------------------------------------------
 
     def wait(self, call: Call) -> None:
         self.clock.wait(call.rank, call)
@@ -85,9 +89,11 @@ class Simulation:
         start_s = self.clock.clock[rank]
         end_s = start_s + seconds * self.cluster.slow_ranks.get(rank, 1.0)
         self.clock.clock[rank] = end_s
-        self.events.append((rank, "compute", name, start_s, end_s, 0, None, line))
+        # work on a side stream is the copying around a collective
+        lane = "compute" if self.current[rank].is_main else "communication"
+        self.events.append((rank, lane, name, start_s, end_s, 0, None, line))
 
-    # --- Messages --------------------------------------------------------------------------
+    # --- Messages --------------------------------------------------------------------
 
     def send(self, call: Call) -> None:
         call.nbytes = call.inputs[0].numel() * call.inputs[0].element_size()
@@ -116,7 +122,7 @@ class Simulation:
         )  # fmt: skip
 
     def _link(self, source: int, destination: int) -> tuple:
-        """(ports, latency, bandwidth) from rank to rank; to itself a message costs nothing."""
+        """(ports, latency, bandwidth) from rank to rank; nothing for a rank to itself."""
         pair = (source, destination)
         known = self._links.get(pair)
         if known is None:
@@ -161,7 +167,7 @@ class Simulation:
         finally:
             torch._C._set_grad_enabled(grad)
 
-    # --- Collectives -----------------------------------------------------------------------
+    # --- Collectives -----------------------------------------------------------------
 
     def collective(self, call: Call) -> None:
         call.clock_s = self.clock.clock[call.rank]
@@ -223,14 +229,17 @@ class Simulation:
         """Sends and receives of all groups that nobody has answered."""
         return [c for shared in self.groups.values() for c in shared.open_messages()]
 
-    # --- The end ---------------------------------------------------------------------------
+    def seconds(self, rank: int) -> float:
+        """When the rank's last stream was done."""
+        return max([self.clock.clock[rank], *(s.clock_s for s in self.streams[rank])])
+
+    # --- The end ---------------------------------------------------------------------
 
     def check_nothing_open(self) -> None:
         """Raise where a call was begun and nobody ever answered it."""
+        for call in self.open_messages():
+            raise Mismatch(reports.unanswered(call), call.rank)
         for shared in self.groups.values():
-            open_messages = shared.open_messages()
-            if open_messages:
-                raise Mismatch(reports.unanswered(open_messages[0]), open_messages[0].rank)
             for collective in shared.open_collectives():
                 raise Mismatch(
                     reports.unfinished(collective, shared), collective.first.rank

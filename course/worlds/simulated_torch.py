@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import types
 
 import torch
 import torch.distributed as dist
@@ -26,27 +25,15 @@ def simulation_here():
     return None if simulation is None else (simulation, _here.rank)
 
 
-class _WorldOfThread:
+class _WorldOfThread(threading.local):
     """torch's `_World`, with one set of tables per thread."""
 
     def __init__(self):
-        object.__setattr__(self, "_tables", threading.local())
-
-    def _mine(self) -> types.SimpleNamespace:
-        tables = self._tables
-        if not hasattr(tables, "own"):
-            tables.own = types.SimpleNamespace(
-                default_pg=None, pg_map={}, pg_names={}, pg_group_ranks={},
-                pg_backend_config={}, group_count=0, tags_to_pg={}, pg_to_tag={},
-                pg_coalesce_state={}, comms=[], pg_config_info=[],
-            )  # fmt: skip
-        return tables.own
-
-    def __getattr__(self, name):
-        return getattr(self._mine(), name)
-
-    def __setattr__(self, name, value):
-        setattr(self._mine(), name, value)
+        self.default_pg = None
+        self.group_count = 0
+        self.pg_map, self.pg_names, self.pg_group_ranks = {}, {}, {}
+        self.pg_backend_config, self.tags_to_pg, self.pg_to_tag = {}, {}, {}
+        self.pg_coalesce_state, self.comms, self.pg_config_info = {}, [], []
 
 
 def _create(options, backend_options=None) -> SimulatedGroup:

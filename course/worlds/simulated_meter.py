@@ -1,0 +1,76 @@
+"""What a rank's torch operations cost: seconds by a roofline.
+
+A dispatch mode on each rank's thread sees every torch operation. Nothing is reported by
+the code that runs, so it cannot be wrong about itself.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from course.facts import Gpu
+from course.worlds.simulated_calls import readers_line
+
+_is_view: dict = {}
+
+
+def is_view(operation) -> bool:
+    """Whether an operation's outputs share its input's memory, so that no byte moves."""
+    known = _is_view.get(operation)
+    if known is None:
+        returns = operation._schema.returns
+        known = _is_view[operation] = bool(returns) and all(
+            r.alias_info is not None and not r.alias_info.is_write for r in returns
+        )
+    return known
+
+
+def roofline_seconds(operation, args, kwargs, out, gpu: Gpu) -> float:
+    """The longer of the operation's arithmetic and its memory traffic.
+
+    FLOPs: torch.utils.flop_counter's formulas, at the GPU's peak for the dtype times
+    its matmul_efficiency. Bytes: every input read once, every output written once.
+    """
+    tensors = [t for t in tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor)]
+    moved = sum(t.numel() * t.element_size() for t in tensors)
+    count = flop_registry.get(operation._overloadpacket)
+    flops_s = 0.0
+    if count is not None:
+        flops = count(*args, **kwargs, out_val=out)
+        width = tensors[0].element_size()
+        flops_s = flops / (gpu.flops_per_s(width) * gpu.matmul_efficiency)
+    return max(flops_s, moved / gpu.memory_bytes_per_s)
+
+
+class RankMeter(TorchDispatchMode):
+    """Sees what one rank does. `memory` is a RankMemory or None, `gpu` None where free."""
+
+    def __init__(self, simulation, rank: int, gpu: Gpu | None, memory, fake):
+        super().__init__()
+        self.simulation, self.rank = simulation, rank
+        self.gpu, self.memory, self.fake = gpu, memory, fake
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        out = operation(*args, **kwargs)
+        if operation.namespace in ("c10d", "_c10d_functional", "_dtensor"):
+            if self.fake:
+                self.fake.collective(operation, args, out)
+        elif self.gpu is not None and not is_view(operation):
+            self._charge(operation, args, kwargs, out)
+        if self.memory is not None:
+            self.memory.see(out)
+        return out
+
+    def _charge(self, operation, args, kwargs, out) -> None:
+        seconds = roofline_seconds(operation, args, kwargs, out, self.gpu)
+        if seconds:
+            name = operation._overloadpacket.__name__
+            if torch._C._current_graph_task_id() != -1:
+                name += " backward"
+            self.simulation.spend(self.rank, seconds, name, readers_line(sys._getframe(3)))

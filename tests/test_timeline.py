@@ -13,7 +13,7 @@ from course.figures.memory_curve import coarser
 from course.figures.timeline import compare, timeline
 from course.worlds.overlap import busy, intersection, union
 from course.worlds.rows import rows_by_lane
-from course.worlds.run import LANES, Event, NotMetered, Run
+from course.worlds.run import LANES, Event, Message, NotMetered, Run
 from tests.runs_by_hand import MIB, MS, data_parallel, make_run, pipeline, ring
 
 
@@ -129,7 +129,8 @@ def test_busy_agrees_with_counting_ticks(compute, communication, seconds):
         ("communication", "something new", "communication"),
         ("compute", "mm", "compute"),
         ("compute", "backward 3", "backward"),
-        ("compute", "MmBackward0", "backward"),
+        ("compute", "mm (backward)", "backward"),
+        ("compute", "threshold_backward", "compute"),
         ("compute", "F12", "forward"),
         ("compute", "W0", "backward"),
         ("compute", "f12", "compute"),
@@ -169,6 +170,13 @@ def test_bars_join_only_with_their_kind_rank_and_row():
     reduces = [b for b in few if b.kind == "all_reduce"]
     assert all(b.count == 1 for b in reduces), "gaps of half a millisecond stay open"
     assert all(b.count == 4 and b.name == "backward" for b in few if b.kind == "backward")
+
+
+def test_joined_bars_span_their_gaps_but_do_not_count_them_as_busy():
+    events = [Event(0, "compute", "mm", t, t + 0.001) for t in (0.0, 0.002, 0.999)]
+    few = thinned(bands(events), 2, 1.0)
+    assert [(b.start_s, b.end_s, b.count) for b in few] == [(0, 0.003, 2), (0.999, 1, 1)]
+    assert few[0].busy_s == pytest.approx(0.002)
 
 
 def test_what_differs_between_joined_events_is_not_claimed():
@@ -247,6 +255,19 @@ def test_arrows_go_from_the_sends_bar_to_the_receives():
         assert arrows.y[start] == pytest.approx(sorted(set(sends.y))[m.source])
         assert arrows.y[end] == pytest.approx(sorted(set(recvs.y))[m.destination])
         assert f"from rank {m.source} to rank {m.destination}" in arrows.hovertext[start]
+
+
+def test_an_arrow_finds_the_row_of_the_very_first_event():
+    lane = "communication"
+    events = [
+        Event(0, lane, "send", 0, 2, 8, 1),
+        Event(0, lane, "recv", 0, 2, 8, 1),
+        Event(1, lane, "recv", 0, 2, 8, 0),
+        Event(1, lane, "send", 0, 2, 8, 0),
+    ]
+    run = make_run(events, 2, messages=[Message(0, 1, 8, 0, 2)])
+    (arrow,), (send,) = (named(timeline(run), n) for n in ("message", "send"))
+    assert run.events[0].name == "send" and arrow.y[0] == min(send.y)
 
 
 def test_many_messages_have_no_arrows_unless_asked_for():
@@ -376,6 +397,17 @@ def test_compare_by_share_stretches_each_to_a_hundred():
     figure = compare(data_parallel(2), data_parallel(2, overlap=False), align="share")
     for row in ("x", "x2"):
         assert bar_ends(figure, "optimizer", row)[-1][1] == pytest.approx(100)
+
+
+def test_compare_by_share_joins_bars_by_the_width_of_each_run():
+    # gaps of 1/39 of its own run stay open, also where the other run is much longer
+    def beats(scale):
+        spans = [(2 * i * scale, (2 * i + 1) * scale) for i in range(20)]
+        return make_run([Event(0, "compute", "mm", *s) for s in spans], 1)
+
+    figure = compare(beats(1e-6), beats(1.0), align="share", max_bars=2)
+    assert len(bar_ends(figure, "compute", "x")) == 20
+    assert len(bar_ends(figure, "compute", "x2")) == 20
 
 
 def test_compare_names_each_kind_once_in_the_legend():

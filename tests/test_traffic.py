@@ -26,11 +26,18 @@ def test_a_ring_fills_the_cells_to_the_right_neighbour():
 
 
 def test_rows_send_and_columns_receive():
-    (heat,) = traffic(pipeline(3)).data
-    # forward goes down by 6 micro-batches, backward comes up by as many
-    assert "from rank 0 to rank 1" in heat.hovertext[0][1]
-    assert "rank 0 sends 48 MiB in all" in heat.hovertext[0][1]
-    assert "rank 1 receives 96 MiB in all" in heat.hovertext[0][1]
+    (heat,) = traffic([[0, 1024, 2048], [0, 0, 4096], [0, 0, 0]]).data
+    assert heat.hovertext[0][2].split("<br>") == [
+        "<b>2 KiB</b> from rank 0 to rank 2",
+        "rank 0 sends 3 KiB in all",
+        "rank 2 receives 6 KiB in all",
+    ]
+
+
+def test_a_pipeline_talks_to_its_neighbours_only():
+    # 6 micro-batches of 8 MiB go down, and as many come up
+    up, down = np.eye(4, k=-1), np.eye(4, k=1)
+    assert np.array_equal(link_matrix(pipeline(4)), 48 * MIB * (up + down))
 
 
 def test_rank_0_is_at_the_top():

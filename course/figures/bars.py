@@ -27,12 +27,14 @@ _COMMUNICATION = {
     "gather": "gather",
     "scatter": "scatter",
 }
-# Pipeline actions in short: F3, B3, and I3, W3 where the backward is split
+# Whole words only: the op threshold_backward alone would be the odd one out in a backward
+# pass whose other ops are mm and add. In short, as pipeline schedules write them: F3, B3,
+# and I3, W3 where the backward is split.
 _COMPUTE = {
-    r"(?i:recompute|checkpoint)": "recompute",
-    r"(?i:backward|bwd)|^[BIW]\d": "backward",
-    r"(?i:forward|fwd)|^F\d": "forward",
-    r"(?i:optimi[sz]er|adam|sgd)": "optimizer",
+    r"(?i:\b(recompute|checkpoint)\b)": "recompute",
+    r"(?i:\bbackward\b)|^[BIW]\d": "backward",
+    r"(?i:\bforward\b)|^F\d": "forward",
+    r"(?i:\b(optimi[sz]er|adamw?|sgd)\b)": "optimizer",
 }
 KINDS = (
     *("forward", "backward", "recompute", "optimizer", "compute"),

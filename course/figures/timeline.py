@@ -7,6 +7,7 @@ nothing. Each kind of work has a colour and a hatch, so that neither is needed a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from html import escape
 
 import plotly.graph_objects as go
@@ -96,10 +97,10 @@ def compare(
         raise ValueError(f'align must be "time" or "share", not {align!r}')
     runs = (predicted, measured)
     lanes = lanes or _lanes_of(runs)
-    longest = max(map(total_s, runs))
-    panels = [
-        make_panel(r, ranks, lanes, max(1, max_bars // 2), time_unit, longest) for r in runs
-    ]
+    spans = [total_s(r) for r in runs]
+    spans = [max(spans)] * 2 if align == "time" else spans
+    make = partial(make_panel, ranks=ranks, lanes=lanes, max_bars=max(1, max_bars // 2))
+    panels = [make(r, unit=time_unit, span_s=s) for r, s in zip(runs, spans, strict=True)]
     if align == "share":
         panels = [p.stretched() for p in panels]
     figure = _canvas(panels, title or " and ".join(names), False, _headings(names, runs))

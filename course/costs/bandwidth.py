@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from course.costs.collectives import Cost, check_ranks
+from course.costs.collectives import Cost, check_nbytes, check_ranks
+from course.costs.traffic import traffic as messages
 from course.facts import Link
 
 
@@ -31,58 +32,19 @@ class Traffic:
         return self.sent[rank] + self.received[rank]
 
 
-def _even(ranks: int, nbytes: float) -> Traffic:
-    return Traffic((nbytes,) * ranks, (nbytes,) * ranks)
-
-
-def _out_of_root(ranks: int, nbytes: float) -> Traffic:
-    others = ranks - 1
-    return Traffic((others * nbytes,) + (0,) * others, (0,) + (nbytes,) * others)
-
-
-def _into_root(ranks: int, nbytes: float) -> Traffic:
-    out = _out_of_root(ranks, nbytes)
-    return Traffic(out.received, out.sent)
-
-
-def _chain(ranks: int, nbytes: float) -> Traffic:
-    others = ranks - 1
-    return Traffic((nbytes,) * others + (0,), (0,) + (nbytes,) * others)
-
-
-def _sum(a: Traffic, b: Traffic) -> Traffic:
-    pairs = (zip(a.sent, b.sent, strict=True), zip(a.received, b.received, strict=True))
-    return Traffic(*(tuple(x + y for x, y in p) for p in pairs))
-
-
-def traffic(collective: str, algorithm: str, ranks: int, nbytes: float) -> Traffic:
-    """Bytes that every rank sends and receives, rank 0 the root, pieces of nbytes / ranks.
+def traffic(collective: str, algorithm: str, ranks: int, nbytes: int) -> Traffic:
+    """Bytes that every rank sends and receives, added up; rank 0 is the root.
 
     nbytes: the whole buffer, as in `course.costs.collectives`.
-    Source: nccl-tests doc/PERFORMANCE.md; the naive ones by counting.
+    Raises ValueError for a pair that `course.costs.traffic` does not know.
     """
     check_ranks(ranks)
-    n, m, piece = ranks, nbytes, nbytes / ranks
-    choices = {
-        ("all_reduce", "ring"): lambda: _even(n, 2 * (n - 1) * piece),
-        ("all_reduce", "naive"): lambda: _sum(_into_root(n, m), _out_of_root(n, m)),
-        ("reduce_scatter", "ring"): lambda: _even(n, (n - 1) * piece),
-        ("reduce_scatter", "naive"): lambda: _sum(_into_root(n, m), _out_of_root(n, piece)),
-        ("all_gather", "ring"): lambda: _even(n, (n - 1) * piece),
-        ("all_gather", "naive"): lambda: _sum(_into_root(n, piece), _out_of_root(n, m)),
-        ("all_to_all", "naive"): lambda: _even(n, (n - 1) * piece),
-        ("broadcast", "naive"): lambda: _out_of_root(n, m),
-        ("broadcast", "ring"): lambda: _chain(n, m),
-        ("reduce", "naive"): lambda: _into_root(n, m),
-        ("scatter", "naive"): lambda: _out_of_root(n, piece),
-        ("gather", "naive"): lambda: _into_root(n, piece),
-    }
-    if (collective, algorithm) not in choices:
-        known = [f"{c}, {a}" for c, a in choices]
-        raise ValueError(
-            f"collective, algorithm must be one of {known}, not {collective}, {algorithm}"
-        )
-    return choices[collective, algorithm]()
+    check_nbytes(nbytes)
+    sent, received = [0] * ranks, [0] * ranks
+    for source, destination, part in messages(collective, algorithm, ranks, nbytes):
+        sent[source] += part
+        received[destination] += part
+    return Traffic(tuple(sent), tuple(received))
 
 
 # nccl-tests doc/PERFORMANCE.md: what a wire carries for each byte of the buffer.

@@ -1,0 +1,124 @@
+"""Small SVG out of what plotly draws: the same picture in a fraction of the bytes."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from xml.etree import ElementTree
+
+SVG = "http://www.w3.org/2000/svg"
+XLINK = "http://www.w3.org/1999/xlink"
+ElementTree.register_namespace("", SVG)
+ElementTree.register_namespace("xlink", XLINK)
+
+# style properties that say what an image shows anyway
+DEFAULTS = {
+    "vector-effect": "none",
+    "opacity": "1",
+    "fill-opacity": "1",
+    "stroke-opacity": "1",
+    "font-style": "normal",
+    "font-variant": "normal",
+    "font-weight": "normal",
+    "text-shadow": "none",
+}
+# properties and attributes that only matter to a live page
+LIVE_STYLES = {"pointer-events", "white-space", "cursor", "user-select"}
+LIVE_ATTRIBUTES = ("class", "pointer-events", "data-")
+NUMBERS = ("d", "transform", "x", "y", "x1", "x2", "y1", "y2", "points", "width", "height")
+COLOR = re.compile(r"rgb\((\d+), ?(\d+), ?(\d+)\)")
+LONG_NUMBER = re.compile(r"-?\d+\.\d{2,}(?:e-?\d+)?")
+
+
+def shrink(svg: str, name: str) -> str:
+    """The same picture with short numbers, no leftovers, and ids made from `name`.
+
+    name: letters and digits that no other picture of the page shares
+    """
+    root = ElementTree.fromstring(svg)
+    for element in root.iter():
+        _short_attributes(element)
+    _hoist_font(root)
+    while _drop_empty(root):
+        pass
+    _unwrap_groups(root)
+    return _rename(ElementTree.tostring(root, encoding="unicode"), name)
+
+
+def _short_attributes(element) -> None:
+    for key in list(element.attrib):
+        if key.startswith(LIVE_ATTRIBUTES):
+            del element.attrib[key]
+        elif key in NUMBERS:
+            element.set(key, LONG_NUMBER.sub(_one_decimal, element.get(key)))
+    style = _short_style(element.attrib.pop("style", ""))
+    if style:
+        element.set("style", style)
+
+
+def _one_decimal(match: re.Match) -> str:
+    return f"{float(match[0]):.1f}".removesuffix(".0")
+
+
+def _short_style(style: str) -> str:
+    kept = []
+    for name, value in _properties(COLOR.sub(_hex, style)):
+        if value != DEFAULTS.get(name) and name not in LIVE_STYLES:
+            kept.append(f"{name}:{value}")
+    return ";".join(kept)
+
+
+def _properties(style: str) -> list[tuple[str, str]]:
+    pairs = (part.split(":", 1) for part in style.split(";") if ":" in part)
+    return [(name.strip(), value.strip()) for name, value in pairs]
+
+
+def _hex(match: re.Match) -> str:
+    return "#" + "".join(f"{int(part):02x}" for part in match.groups())
+
+
+def _hoist_font(root) -> None:
+    """Say the commonest font once, on the root."""
+    font = re.compile(r"(?:^|;)(font-family:[^;]+)")
+    found = Counter(m[1] for e in root.iter() for m in font.finditer(e.get("style", "")))
+    if not found:
+        return
+    common = found.most_common(1)[0][0]
+    for element in root.iter():
+        if common in element.get("style", ""):
+            element.set("style", element.get("style").replace(common, "").strip(";"))
+    root.set("style", common)
+
+
+def _drop_empty(element) -> int:
+    """Remove groups with nothing in them and paths without a course; how many."""
+    dropped = 0
+    for child in list(element):
+        dropped += _drop_empty(child)
+        tag = child.tag.removeprefix(f"{{{SVG}}}")
+        nothing = tag in ("g", "defs") and not len(child) and not (child.text or "").strip()
+        if nothing or (tag == "path" and child.get("d", "M0,0Z") == "M0,0Z"):
+            element.remove(child)
+            dropped += 1
+    return dropped
+
+
+def _unwrap_groups(element) -> None:
+    """Replace a group that says nothing by what it holds."""
+    children = []
+    for child in element:
+        _unwrap_groups(child)
+        plain = child.tag == f"{{{SVG}}}g" and not child.attrib
+        children += list(child) if plain else [child]
+    element[:] = children
+
+
+def _rename(text: str, name: str) -> str:
+    """Give ids names that are the same in every build; drop those nobody refers to."""
+    referred = set(re.findall(r"url\(['\"]?#([^)'\"]+)", text))
+    referred |= set(re.findall(r'href="#([^"]+)"', text))
+    text = re.sub(r' id="([^"]+)"', lambda m: m[0] if m[1] in referred else "", text)
+    text = re.sub(r"<clipPath>.*?</clipPath>", "", text)
+    for number, old in enumerate(sorted(referred, key=text.index)):
+        text = re.sub(rf'(?<=[#"\'])({re.escape(old)})(?=["\')])', f"{name}-{number}", text)
+    return text

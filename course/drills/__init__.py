@@ -36,6 +36,6 @@ def show(topic: str, *, seed: int | None = None, level: int | None = None) -> No
     level: 1 warm-up, 2 interview, 3 hard; None for all
     Raises ValueError for an unknown topic or a level without questions.
     """
-    from course.drills.quiz import show_quiz  # ipywidgets only where a quiz is shown
+    from course.drills.quiz import show_quiz  # widgets only where one is shown
 
     show_quiz(topic, seed=seed, level=level)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from course.figures.bars import KINDS, bars, kind, thinned
 from course.figures.looks import LOOK, hover
-from course.figures.memory_curve import coarser
+from course.figures.memory_curve import coarser, in_time
 from course.figures.timeline import compare, timeline
 from course.worlds.overlap import busy, intersection, union
 from course.worlds.rows import rows_by_lane
@@ -300,6 +300,11 @@ def test_what_was_not_measured_is_left_out_or_refused():
         timeline(run, messages=True)
     with pytest.raises(NotMetered, match="memory=True"):
         timeline(ring(2), memory=True)
+
+
+def test_a_curve_never_runs_back_in_time_and_keeps_its_values():
+    curve = [(0.0, 5), (3.0, 9), (2.0, 7), (4.0, 1)]
+    assert in_time(curve) == [(0.0, 5), (3.0, 9), (3.0, 7), (4.0, 1)]
 
 
 def test_coarser_keeps_the_peak():

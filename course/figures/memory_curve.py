@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
 import plotly.graph_objects as go
 
@@ -29,7 +30,7 @@ def add_memory(figure: go.Figure, curves, ranks, x_per_s: float, end_s: float, r
     peak = max((_peak(curves[r]) for r in ranks), default=0)
     unit = next((u for u, size in UNITS.items() if peak >= size), "B")
     for number, (rank, name) in enumerate(_chosen(curves, ranks).items()):
-        held = coarser(list(curves[rank]), MOST_POINTS)
+        held = coarser(in_time(curves[rank]), MOST_POINTS)
         held = [*held, (max(end_s, held[-1][0]), held[-1][1])] if held else []
         figure.add_scatter(
             x=[s * x_per_s for s, _ in held],
@@ -61,6 +62,15 @@ def _chosen(curves, ranks: Sequence[int]) -> dict[int, str]:
 
 def _peak(curve: Curve) -> int:
     return max((nbytes for _, nbytes in curve), default=0)
+
+
+def in_time(curve: Curve) -> list[tuple[float, int]]:
+    """The curve with no step back in time: a change is not seen before the one before it.
+
+    Tensors of a side stream are made and freed at that stream's time, not the rank's.
+    """
+    times = accumulate((seconds for seconds, _ in curve), max)
+    return [(seconds, nbytes) for seconds, (_, nbytes) in zip(times, curve, strict=True)]
 
 
 def coarser(curve: list[tuple[float, int]], most: int) -> list[tuple[float, int]]:

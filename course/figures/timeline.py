@@ -190,7 +190,9 @@ def _add_bars(figure: go.Figure, panel: Panel, kind: str, of_kind: list[Bar], ro
     if not of_kind:
         return
     color, hatch = LOOK[kind]
-    edge = 0.7 if len(panel.bars) <= 500 else 0
+    # a light edge parts neighbours, but would swallow a bar of a pixel or two
+    wide_s = total_s(panel.run) / 200
+    edges = [0.7 if b.end_s - b.start_s > wide_s else 0 for b in of_kind]
     figure.add_bar(
         orientation="h",
         base=[b.start_s / panel.seconds_per_x for b in of_kind],
@@ -199,7 +201,7 @@ def _add_bars(figure: go.Figure, panel: Panel, kind: str, of_kind: list[Bar], ro
         width=panel.row_height,
         marker={
             "color": color,
-            "line": {"width": edge, "color": theme.CARD},
+            "line": {"width": edges, "color": theme.CARD},
             "pattern": {
                 "shape": hatch,
                 "bgcolor": color,
@@ -294,6 +296,5 @@ def _finish(figure: go.Figure, panels: list[Panel], x_title: str, rows: int) -> 
     height = max(figure.layout.height, legend_px + MARGINS_PX) + NOTE_PX * len(lines)
     figure.update_layout(height=height)
     if not any(p.bars for p in panels):
-        figure.add_annotation(
-            text="no events", showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5
-        )
+        middle = {"xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5}
+        figure.add_annotation(text="no events", showarrow=False, **middle)

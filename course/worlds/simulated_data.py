@@ -22,25 +22,38 @@ _COMBINE = {
 _NAMES = {getattr(dist.ReduceOp, name.upper()): name for name in _COMBINE}
 
 
-def op_name(op) -> str:
-    """The name of a torch ReduceOp, "sum" and so on."""
-    for known, name in _NAMES.items():
-        if op == known:
-            return name
-    raise ValueError(
-        f"the simulated world does not know {op}; it knows {', '.join(_COMBINE)}"
-    )
+def op_name(op, dtype: torch.dtype) -> str:
+    """The name of a torch ReduceOp, "sum" and so on.
+
+    Raises ValueError where gloo has no such operation for the dtype.
+    """
+    name = next((name for known, name in _NAMES.items() if op == known), None)
+    if name is None:
+        raise ValueError(
+            f"the simulated world does not know {op}; it knows {', '.join(_COMBINE)}"
+        )
+    rule = _rule(name, dtype)
+    if rule:
+        kind = str(dtype).removeprefix("torch.")
+        raise ValueError(f"op={name.upper()} works on {rule}, not on {kind}")
+    return name
+
+
+def _rule(name: str, dtype: torch.dtype) -> str:
+    """What the operation works on, "" where that includes the dtype."""
+    whole = not (dtype.is_floating_point or dtype.is_complex)
+    if name in ("band", "bor", "bxor"):
+        return "" if whole else "whole numbers and bool"
+    if name in ("product", "min", "max"):
+        return "real numbers" if dtype.is_complex else ""
+    return "numbers with a fraction" if name == "avg" and whole else ""
 
 
 def _reduced(tensors: list[torch.Tensor], op: str) -> torch.Tensor:
     total = tensors[0].clone()
     for tensor in tensors[1:]:
         _COMBINE[op](total, tensor)
-    if op == "avg":
-        total = (
-            total.div_(len(tensors)) if total.is_floating_point() else total // len(tensors)
-        )
-    return total
+    return total.div_(len(tensors)) if op == "avg" else total
 
 
 def copy(destination: torch.Tensor, source: torch.Tensor) -> None:

@@ -11,6 +11,12 @@ import torch.distributed as dist
 
 from course.worlds import simulated_data as data
 from course.worlds.simulated_calls import Call, GroupCalls
+from course.worlds.simulated_tensors import (
+    check_contiguous,
+    check_dense,
+    equal_parts,
+    row_parts,
+)
 from course.worlds.simulated_work import AllOf, SimulatedWork
 
 
@@ -81,16 +87,19 @@ class SimulatedGroup(dist.ProcessGroup):
     # --- Messages --------------------------------------------------------------------
 
     def send(self, tensors, destination, tag=0):
+        check_contiguous("send", tensors[0])
         call = Call("send", self, tensors, [], tensors[0], tag=tag, peer=destination)
         self.simulation.send(call)
         return self._work(call, tensors)
 
     def recv(self, tensors, source, tag=0):
+        check_contiguous("recv", tensors[0])
         call = Call("recv", self, [], tensors, tensors[0], tag=tag, peer=source)
         self.simulation.receive(call)
         return self._work(call, tensors)
 
     def recv_anysource(self, tensors, tag=0):
+        check_contiguous("recv", tensors[0])
         call = Call("recv", self, [], tensors, tensors[0], tag=tag)
         self.simulation.receive(call)
         return self._work(call, tensors)
@@ -98,6 +107,9 @@ class SimulatedGroup(dist.ProcessGroup):
     # --- Collectives -----------------------------------------------------------------
 
     def _post(self, kind, inputs, outputs, like, value, *, nbytes, **more):
+        if inputs is outputs:  # in place
+            for tensor in inputs:
+                check_dense(kind, tensor)
         call = Call(kind, self, inputs, outputs, like, **more)
         call.nbytes = nbytes
         self.simulation.collective(call)
@@ -113,7 +125,7 @@ class SimulatedGroup(dist.ProcessGroup):
         return work
 
     def allreduce(self, tensors, opts=None):
-        op = data.op_name(opts.reduceOp if opts else dist.ReduceOp.SUM)
+        op = _op(opts, tensors[0])
         size = sum(map(_nbytes, tensors))
         return self._post(
             "all_reduce", tensors, tensors, tensors[0], tensors, nbytes=size, op=op
@@ -134,7 +146,7 @@ class SimulatedGroup(dist.ProcessGroup):
         )
 
     def reduce(self, tensors, opts=None):
-        op = data.op_name(opts.reduceOp if opts else dist.ReduceOp.SUM)
+        op = _op(opts, tensors[0])
         root, tensor = (opts.rootRank if opts else 0), tensors[0]
         return self._post(
             "reduce",
@@ -162,7 +174,7 @@ class SimulatedGroup(dist.ProcessGroup):
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(self, outputs, inputs, opts=None):
-        lists = [_parts(o, self.size(), "output") for o in outputs]
+        lists = [equal_parts(o, self.size(), "output") for o in outputs]
         for parts, tensor in zip(lists, inputs, strict=True):
             if parts[0].numel() != tensor.numel():
                 raise ValueError(
@@ -189,7 +201,7 @@ class SimulatedGroup(dist.ProcessGroup):
         )
 
     def reduce_scatter(self, outputs, inputs, opts=None):
-        op = data.op_name(opts.reduceOp if opts else dist.ReduceOp.SUM)
+        op = _op(opts, outputs[0])
         size = self.size() * sum(map(_nbytes, outputs))
         return self._post(
             "reduce_scatter", inputs, outputs, outputs[0], outputs, nbytes=size, op=op
@@ -201,7 +213,7 @@ class SimulatedGroup(dist.ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
-        lists = [_parts(i, self.size(), "input") for i in inputs]
+        lists = [equal_parts(i.contiguous(), self.size(), "input") for i in inputs]
         for output, parts in zip(outputs, lists, strict=True):
             if parts[0].numel() != output.numel():
                 raise ValueError(
@@ -221,8 +233,10 @@ class SimulatedGroup(dist.ProcessGroup):
         return self._work(call, outputs)
 
     def all_to_all_single(self, output, tensor, out_splits=None, in_splits=None, opts=None):
-        outputs = _split(output, out_splits, self.size(), "output")
-        inputs = _split(tensor, in_splits, self.size(), "input")
+        check_contiguous("all_to_all_single", output)
+        check_contiguous("all_to_all_single", tensor)
+        outputs = row_parts(output, out_splits, self.size(), "output")
+        inputs = row_parts(tensor, in_splits, self.size(), "input")
         return self.alltoall(outputs, inputs, opts)
 
     alltoall_base = all_to_all_single
@@ -246,29 +260,9 @@ class SimulatedGroup(dist.ProcessGroup):
         pass
 
 
+def _op(opts, tensor: torch.Tensor) -> str:
+    return data.op_name(opts.reduceOp if opts else dist.ReduceOp.SUM, tensor.dtype)
+
+
 def _nbytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _parts(tensor: torch.Tensor, n: int, name: str) -> list[torch.Tensor]:
-    """The tensor as n equal flat pieces, views of it."""
-    if tensor.numel() % n:
-        raise ValueError(f"{name} must divide by the {n} ranks, not {list(tensor.shape)}")
-    flat = tensor.detach().view(-1)
-    return list(flat.chunk(n)) if flat.numel() else [flat] * n
-
-
-def _split(tensor: torch.Tensor, splits, n: int, name: str) -> list[torch.Tensor]:
-    """The tensor cut along dim 0 as all_to_all_single does."""
-    if not splits:
-        if tensor.shape[0] % n:
-            raise ValueError(
-                f"{name} must divide by the {n} ranks in dim 0, not {list(tensor.shape)}"
-            )
-        splits = [tensor.shape[0] // n] * n
-    if len(splits) != n or sum(splits) != tensor.shape[0]:
-        raise ValueError(
-            f"{name}_split_sizes must be {n} numbers with the sum {tensor.shape[0]}, "
-            f"not {list(splits)}"
-        )
-    return list(tensor.detach().split(list(splits)))

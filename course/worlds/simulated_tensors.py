@@ -1,0 +1,46 @@
+"""Which tensors a group takes, and how it cuts them into one piece per rank."""
+
+from __future__ import annotations
+
+import torch
+
+
+def check_contiguous(name: str, tensor: torch.Tensor) -> None:
+    """gloo and NCCL both refuse a tensor with gaps, or in another order than its rows'."""
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"{name}: the tensor must be contiguous; this one of shape "
+            f"{list(tensor.shape)} has strides {list(tensor.stride())}. "
+            "Use x.contiguous(), and receive into a tensor of its own"
+        )
+
+
+def check_dense(name: str, tensor: torch.Tensor) -> None:
+    """In any order, but without gaps: with them gloo would sum what lies between, too."""
+    if not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) != 0:
+        check_contiguous(name, tensor)
+
+
+def equal_parts(tensor: torch.Tensor, n: int, name: str) -> list[torch.Tensor]:
+    """The tensor as n equal flat pieces, views of it."""
+    if tensor.numel() % n:
+        raise ValueError(f"{name} must divide by the {n} ranks, not {list(tensor.shape)}")
+    check_contiguous(name, tensor)
+    flat = tensor.detach().view(-1)
+    return list(flat.chunk(n)) if flat.numel() else [flat] * n
+
+
+def row_parts(tensor: torch.Tensor, splits, n: int, name: str) -> list[torch.Tensor]:
+    """The tensor cut along dim 0 as all_to_all_single does."""
+    if not splits:
+        if tensor.shape[0] % n:
+            raise ValueError(
+                f"{name} must divide by the {n} ranks in dim 0, not {list(tensor.shape)}"
+            )
+        splits = [tensor.shape[0] // n] * n
+    if len(splits) != n or sum(splits) != tensor.shape[0]:
+        raise ValueError(
+            f"{name}_split_sizes must be {n} numbers with the sum {tensor.shape[0]}, "
+            f"not {list(splits)}"
+        )
+    return list(tensor.detach().split(list(splits)))

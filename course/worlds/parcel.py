@@ -30,18 +30,27 @@ class _Pickler(cloudpickle.Pickler):
         if isinstance(obj, CodeType):  # cloudpickle alone would lose the file's name
             return marshal.loads, (marshal.dumps(obj),)
         torch = sys.modules.get("torch")
-        if torch and isinstance(obj, (torch.storage.TypedStorage, torch.UntypedStorage)):
+        if torch and isinstance(obj, torch.storage.TypedStorage):
+            return _typed_storage, (obj._untyped_storage, obj.dtype)
+        if torch and isinstance(obj, torch.UntypedStorage):  # one for all its views
             data = io.BytesIO()
-            torch.save(obj, data)
-            return _load_storage, (data.getvalue(),)
+            torch.save(
+                torch.tensor([], dtype=torch.uint8, device=obj.device).set_(obj), data
+            )
+            return _storage, (data.getvalue(),)
         return super().reducer_override(obj)
 
 
-def _load_storage(data: bytes):
+def _storage(data: bytes):
     import torch
 
-    # weights_only=False: a bare storage is no state dict, and these bytes are ours.
-    return torch.load(io.BytesIO(data), map_location=_device, weights_only=False)
+    return torch.load(io.BytesIO(data), map_location=_device).untyped_storage()
+
+
+def _typed_storage(storage, dtype):
+    import torch
+
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
 def pack(value) -> bytes:

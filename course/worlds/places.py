@@ -116,5 +116,7 @@ def source_line(place: Place) -> str:
 def describe(place: Place) -> str:
     """ "cell In[3] line 5, in step: dist.all_reduce(x)"."""
     text = source_line(place)
-    where = f"{short_file(place.file)} line {place.line}, in {place.function}"
+    where = f"{short_file(place.file)} line {place.line}"
+    if place.function != "<module>":
+        where += f", in {place.function}"
     return f"{where}: {text}" if text else where

@@ -169,8 +169,10 @@ def _as_worked(event: Event, works: list[Seen], ranks: list[int]) -> Event:
     nbytes = event.bytes or sum(work.nbytes for work in works)
     if not event.bytes and event.name == "all_gather":
         nbytes *= len(ranks)  # the work saw one piece of the whole
-    start, end = min(w.start_ns for w in works), max(w.end_ns for w in works)
-    return replace(event, start_s=start / 1e9, end_s=end / 1e9, bytes=nbytes)
+    start, end = min(w.start_ns for w in works) / 1e9, max(w.end_ns for w in works) / 1e9
+    if event.name in ("send", "recv"):  # these start before the call comes back
+        start = min(start, event.start_s)
+    return replace(event, start_s=start, end_s=end, bytes=nbytes)
 
 
 def _works(seen: list[Seen]) -> list[Seen]:

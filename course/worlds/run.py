@@ -65,6 +65,13 @@ class RankError(RuntimeError):
         self.rank = rank
         self.cause = cause
 
+    def _render_traceback_(self) -> list[str]:
+        """IPython asks an error how to show it: the reader's lines, then the message."""
+        from course.worlds.places import describe, of_traceback
+
+        called = [describe(place) for place in of_traceback(self.__traceback__)]
+        return [*called, f"{type(self).__name__}: {self}"]
+
 
 class Deadlock(RankError):
     """Nobody can go on: every rank that still runs waits for another."""

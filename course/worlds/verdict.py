@@ -127,25 +127,31 @@ def _waits(outcome) -> bool:
 
 def _states(outcomes: dict) -> list[str]:
     """One line for each group of ranks in the same state, by lowest rank."""
-    states: dict[str, list[int]] = {}
+    states: dict[tuple, list[int]] = {}
     for rank in sorted(outcomes):
         states.setdefault(_state(outcomes[rank]), []).append(rank)
-    return [f"  {names(ranks)} {state}" for state, ranks in states.items()]
+    lines = []
+    for (one, many, rest), ranks in states.items():
+        lines.append(f"  {names(ranks)} {many if len(ranks) > 1 else one}{rest}")
+    return lines
 
 
-def _state(outcome) -> str:
+def _state(outcome) -> tuple[str, str, str]:
+    """What a rank does: the verb for one, the verb for many, and the rest."""
     match outcome:
         case Returned():
-            return "returned"
+            return "returned", "returned", ""
         case Ready():
-            return "ready to begin"
+            return "was ready to begin", "were ready to begin", ""
         case Hung(None):
-            return "no answer, so it is in native code that holds Python's lock"
+            rest = " no answer, so it is in native code that holds Python's lock"
+            return "gave", "gave", rest
+        case Hung(place) if place.waits:
+            return "waits", "wait", f" in {place.call}, {describe(place)}"
         case Hung(place) if place.call:
-            verb = "waits in" if place.waits else "is in"
-            return f"{verb} {place.call}, {describe(place)}"
+            return "is", "are", f" in {place.call}, {describe(place)}"
         case Hung(place):
-            return f"is at {describe(place)}"
+            return "is", "are", f" at {describe(place)}"
     raise AssertionError(outcome)
 
 

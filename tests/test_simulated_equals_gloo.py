@@ -9,6 +9,7 @@ from course import World
 from course.worlds import RankError
 from tests.rank_functions import (
     asynchronous,
+    by_hand,
     coalesced,
     collectives,
     functional,
@@ -23,7 +24,16 @@ from tests.sameness import difference
 
 PLAIN = [
     f
-    for module in (messages, collectives, layouts, objects, asynchronous, groups, coalesced)
+    for module in (
+        messages,
+        collectives,
+        layouts,
+        objects,
+        asynchronous,
+        groups,
+        coalesced,
+        by_hand,
+    )
     for f in functions_of(module)
 ]
 JOINED, STACKED = "gloo takes only the joined shape", "as NCCL, both shapes are taken"

@@ -424,3 +424,30 @@ def test_compare_names_each_kind_once_in_the_legend():
 def test_compare_refuses_an_unknown_alignment():
     with pytest.raises(ValueError, match="align"):
         compare(ring(2), ring(2), align="left")
+
+
+# --- A true run ---------------------------------------------------------------------
+
+
+def pass_to_the_right(x):
+    import torch.distributed as dist
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    sent = dist.isend(x, (rank + 1) % ranks)
+    dist.recv(x.clone(), (rank - 1) % ranks)
+    sent.wait()
+
+
+def test_a_simulated_run_is_drawn_as_it_ran():
+    import torch
+
+    from course import World
+
+    run = World(4).run(pass_to_the_right, torch.ones(1 << 20), record=True)
+    figure = timeline(run, time_unit="s")
+    for name in ("send", "recv"):
+        times = [(e.start_s, e.end_s) for e in run.events if e.name == name]
+        assert bar_ends(figure, name) == [pytest.approx(t) for t in times]
+    (arrows,) = named(figure, "message")
+    assert len(arrows.x) == 3 * 4
+    assert all(r["exposed_s"] == pytest.approx(run.seconds) for r in busy(run))

@@ -38,6 +38,8 @@ def add_memory(figure: go.Figure, curves, ranks, x_per_s: float, end_s: float, r
             mode="lines",
             line={"shape": "hv", "width": 2, "dash": DASHES[number % len(DASHES)]},
             line_color=theme.rank_color(number),
+            # plotly would cut the corners of steps that lie close together
+            line_simplify=False,
             hovertext=[_hover(rank, s, n) for s, n in held],
             hoverinfo="text",
             name=name,

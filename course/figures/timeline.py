@@ -293,8 +293,7 @@ def _finish(figure: go.Figure, panels: list[Panel], x_title: str, rows: int) -> 
     figure.update_xaxes(title_text=x_title + small, row=rows, col=1)
     # the legend must not be cut off beside a low figure
     legend_px = LEGEND_PX * sum(t.showlegend is not False for t in figure.data)
-    height = max(figure.layout.height, legend_px + MARGINS_PX) + NOTE_PX * len(lines)
-    figure.update_layout(height=height)
+    least_px = max(figure.layout.height, legend_px + MARGINS_PX)
+    figure.update_layout(height=least_px + NOTE_PX * len(lines))
     if not any(p.bars for p in panels):
-        middle = {"xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5}
-        figure.add_annotation(text="no events", showarrow=False, **middle)
+        figure.add_annotation(text="no events", showarrow=False, xref="paper", x=0.5)

@@ -27,23 +27,23 @@ def lab_server(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def browser(chromium_path):
+def browser_context(chromium_path):
+    """One browser with one cache: JupyterLab's scripts are read once, not per page."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(
             executable_path=chromium_path, args=CHROMIUM_FLAGS
         )
-        yield chromium
+        yield chromium.new_context(viewport={"width": 1200, "height": 1600})
         chromium.close()
 
 
 @pytest.fixture
-def lab_page(browser, lab_server):
-    """A fresh page: its own cookies and storage, and kernels of its own."""
-    context = browser.new_context(viewport={"width": 1200, "height": 1600})
-    page = context.new_page()
+def lab_page(browser_context, lab_server):
+    """A fresh page on an empty workspace, whose notebooks get kernels of their own."""
+    page = browser_context.new_page()
     page.set_default_timeout(60_000)
     yield LabPage(lab_server, page)
-    context.close()
+    page.close()
     lab_server.end_kernels()

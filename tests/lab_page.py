@@ -38,6 +38,8 @@ CHROMIUM_FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    # no other host can be reached, however a page asks for it
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
 
 # Whole notebooks are laid out, not only the cells in view: screenshots need all of it.

@@ -267,9 +267,9 @@ def _arrows(moves: Sequence[Move], n: int) -> go.Scatter:
     for m in moves:
         wraps = m.destination == 0
         parts = (
-            [(n - 0.66, n - 0.2), (-0.8, -0.34)]
+            [(n - 0.74, n - 0.32), (-0.86, -0.4)]
             if wraps
-            else [(m.source + 0.3, m.source + 0.7)]
+            else [(m.source + 0.22, m.source + 0.62)]
         )
         for top, bottom in parts:
             x += [m.piece, m.piece, None]

@@ -49,7 +49,7 @@ function render({ model, el, signal }) {
     }
   }
 
-  form.addEventListener("submit", (event) => {
+  function commit(event) {
     event.preventDefault();
     if (field.readOnly) return;
     if (!field.value.trim()) {
@@ -60,7 +60,10 @@ function render({ model, el, signal }) {
     const attempt = (model.get("guess").try ?? 0) + 1;
     model.set("guess", { text: field.value, try: attempt });
     model.save_changes();
-  });
+  }
+  form.addEventListener("submit", commit);
+  // JupyterLab stops the line break that would submit the form, so Enter is heard here
+  field.addEventListener("keydown", (event) => event.key === "Enter" && commit(event));
   model.on("change:reply", showReply);
   show();
   return () => {

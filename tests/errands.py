@@ -1,4 +1,4 @@
-"""What the ranks of tests/test_processes.py do. One module, so that ranks import no pytest."""
+"""What ranks do in the tests of real ranks. No pytest here, since each rank imports it."""
 
 import ctypes
 import os

@@ -152,6 +152,22 @@ def test_views_and_modules_keep_their_shared_storage(world):
     assert base.tolist() == [0, 0, 0, 0], "the notebook's tensor stays as it was"
 
 
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int64", "bool", "complex64"])
+@pytest.mark.parametrize("shape", [(), (0,), (3, 2)])
+def test_tensors_of_any_kind_go_there_and_back(pair, name, shape):
+    x = torch.ones(shape, dtype=getattr(torch, name))
+    for y in pair.run(lambda: x.t() if x.dim() == 2 else x).results:
+        assert y.dtype == x.dtype
+        assert torch.equal(y, x.t() if x.dim() == 2 else x)
+
+
+def test_parameters_keep_their_gradients_and_their_ties(pair):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    back = pair.run(lambda: model).results[1]
+    assert back[0].weight is back[1].weight and back[0].weight.requires_grad
+
+
 def test_sixty_four_ranks():
     with World(64, on="gloo", timeout_s=120) as world:
         results = world.run(errands.total, torch.ones(2)).results
@@ -447,3 +463,37 @@ def test_course_is_imported_without_torch():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert out.stdout.strip() == "False"
+
+
+# -- on GPUs ------------------------------------------------------------------------------
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_each_rank_has_its_gpu_and_tensors_travel_to_it_and_back():
+    gpus = torch.cuda.device_count()
+    x = torch.ones(3)
+
+    def where():
+        here = torch.ones(3)
+        torch.distributed.all_reduce(here)
+        return str(here.device), str(x.device), here
+
+    with World(gpus, on="nccl") as world:
+        results = world.run(where).results
+    for rank, (made, sent, back) in enumerate(results):
+        assert made == sent == f"cuda:{rank}"
+        assert back.device.type == "cpu" and back.tolist() == [gpus] * 3
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_recorded_collectives_have_the_times_of_their_kernels():
+    gpus = torch.cuda.device_count()
+    with World(gpus, on="nccl") as world:
+        run = world.run(errands.total, torch.ones(1 << 20), record=True)
+    reduces = [e for e in run.events if e.name == "all_reduce"]
+    assert [e.rank for e in reduces] == list(range(gpus))
+    assert all(e.bytes == 4 << 20 and e.seconds > 0 for e in reduces)

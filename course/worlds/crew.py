@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import multiprocessing
 import os
+import pickle
 import shutil
 import signal
 import sys
@@ -116,9 +117,10 @@ class Crew:
         return self._collect(deadline - time.monotonic())
 
     def _tell(self, message) -> None:
+        packed = pickle.dumps(message)  # once, not once a rank
         for job in self.jobs:
             with contextlib.suppress(OSError):  # a dead rank is noticed in _collect
-                job.send(message)
+                job.send_bytes(packed)
 
     def _collect(self, seconds: float) -> dict:
         """One answer from every rank, or what can be said when time is up."""

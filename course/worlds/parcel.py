@@ -33,18 +33,18 @@ class _Pickler(cloudpickle.Pickler):
         if torch and isinstance(obj, torch.storage.TypedStorage):
             return _typed_storage, (obj._untyped_storage, obj.dtype)
         if torch and isinstance(obj, torch.UntypedStorage):  # one for all its views
-            data = io.BytesIO()
-            torch.save(
-                torch.tensor([], dtype=torch.uint8, device=obj.device).set_(obj), data
-            )
-            return _storage, (data.getvalue(),)
+            content = torch.tensor([], dtype=torch.uint8, device=obj.device).set_(obj)
+            return _storage, (content.cpu().numpy().tobytes(),)
         return super().reducer_override(obj)
 
 
 def _storage(data: bytes):
     import torch
 
-    return torch.load(io.BytesIO(data), map_location=_device).untyped_storage()
+    if not data:
+        return torch.empty(0, dtype=torch.uint8, device=_device).untyped_storage()
+    content = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return content.to(_device).untyped_storage()
 
 
 def _typed_storage(storage, dtype):

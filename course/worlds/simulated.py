@@ -33,7 +33,7 @@ from course.costs.traffic import ALGORITHMS
 from course.worlds import parcel
 from course.worlds import simulated_reports as reports
 from course.worlds.run import RankError, Run
-from course.worlds.simulated_fake import FakeCollectives, as_fake, fake_mode, reads_values
+from course.worlds.simulated_fake import FakeCollectives, as_fake, fake_mode, fake_rule
 from course.worlds.simulated_memory import RankMemory, memory_is_seen
 from course.worlds.simulated_meter import RankMeter
 from course.worlds.simulated_mirror import MirroredSimulation
@@ -146,8 +146,8 @@ class SimulatedRanks:
         except Exception as error:
             if clock.failed_rank is None:
                 raise
-            if self.tensors == "fake" and reads_values(error):
-                raise reports.read_fake(clock.failed_rank, error) from None
+            if self.tensors == "fake" and (rule := fake_rule(error)):
+                raise reports.fake(clock.failed_rank, rule, error) from None
             raise reports.raised(clock.failed_rank, error) from None
 
     def close(self) -> None:

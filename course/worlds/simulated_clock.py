@@ -62,7 +62,7 @@ class Clockwork:
         self.failure: BaseException | None = None
         self.failed_rank: int | None = None
         self.running: int | None = None
-        self.switches = 0
+        self.progress = 0  # grows with every sign of life
         self._explain, self._leave, self._enter = explain, leave, enter
         self._gates = [allocate_lock() for _ in range(ranks)]
         self._done = allocate_lock()
@@ -91,6 +91,7 @@ class Clockwork:
 
     def wait(self, rank: int, work) -> None:
         """Return when `work.end_s` is known, with the rank's clock not before it."""
+        self.progress += 1
         if self.failure:
             raise Stopped
         if work.end_s is None:
@@ -129,7 +130,7 @@ class Clockwork:
             raise Stopped
 
     def _pass_to(self, rank: int) -> None:
-        self.switches += 1
+        self.progress += 1
         self.running = rank
         self._gates[rank].release()
 
@@ -181,8 +182,8 @@ class Clockwork:
         """Wait for the end; stop a rank that runs on and on without a call to its peers."""
         seen, since = -1, time.monotonic()
         while not self._done.acquire(timeout=0.25 if stall_s else -1):
-            if self.switches != seen:
-                seen, since = self.switches, time.monotonic()
+            if self.progress != seen:
+                seen, since = self.progress, time.monotonic()
             elif time.monotonic() - since > stall_s:
                 raise TimeoutError(self.running)
 

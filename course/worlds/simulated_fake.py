@@ -31,9 +31,21 @@ def as_fake(mode: FakeTensorMode, values):
     )
 
 
-def reads_values(error: BaseException) -> bool:
-    """Whether a program failed because it looked into a fake tensor."""
-    return isinstance(error, _READS_VALUES)
+def fake_rule(error: BaseException) -> str:
+    """Which rule of fake tensors a program broke, or ''."""
+    if isinstance(error, _READS_VALUES):
+        return (
+            'with tensors="fake" there are shapes and no values. Leave out .item(), print '
+            'and branches on values, or run with tensors="real"'
+        )
+    if "data is not allocated yet" in str(error):
+        return (
+            'with tensors="fake" native code finds no memory to read. '
+            "DistributedDataParallel "
+            "is native code: use fully_shard or a hand-written one, or run with "
+            'tensors="real"'
+        )
+    return ""
 
 
 class FakeCollectives:
@@ -54,7 +66,7 @@ class FakeCollectives:
             raise NotImplementedError(
                 f'{name} is not supported with tensors="fake": use tensors="real"'
             )
-        self._works[id(out.untyped_storage())] = post(args, out)
+        self._works[id(out.untyped_storage())] = post(args, out)  # until it is waited for
 
     def _all_reduce(self, args, out):
         tensor, op, group = args

@@ -14,8 +14,8 @@ from unittest import mock
 import torch
 from torch.nn.modules import module
 from torch.optim import optimizer
-from torch.utils._pytree import tree_leaves
 
+from course.worlds.simulated_meter import tensors_in
 from course.worlds.simulated_torch import simulation_here
 
 KINDS = (
@@ -46,12 +46,8 @@ class RankMemory:
 
     def see(self, out) -> None:
         """Note the storages of an operation's outputs, unless they are known."""
-        if isinstance(out, torch.Tensor):
-            self.note(out)
-        elif isinstance(out, tuple | list):
-            for tensor in tree_leaves(out):
-                if isinstance(tensor, torch.Tensor):
-                    self.note(tensor)
+        for tensor in tensors_in((out,)):
+            self.note(tensor)
 
     def note(self, tensor: torch.Tensor, kind: str | None = None) -> None:
         """Know the tensor's storage; with `kind`, also what it is for."""
@@ -64,7 +60,7 @@ class RankMemory:
             self.kinds[known[1]] = kind
 
     def note_all(self, tensors, kind: str) -> None:
-        for tensor in tree_leaves(tensors):
+        for tensor in tensors_in(tensors):
             self.note(tensor, kind)
 
     def _begin(self, storage) -> tuple:
@@ -109,12 +105,17 @@ class RankMemory:
         return {kind: totals[kind] for kind in order if totals.get(kind)}
 
     def curve(self) -> list[tuple[float, int]]:
-        """(seconds, live bytes) after each change, one point for each moment."""
+        """(seconds, live bytes) after each change, one point for each moment.
+
+        In the order in which it happened: what a side stream does carries that stream's
+        time, which may be behind, and then counts as now.
+        """
         points: dict[float, int] = {}
-        live = 0
+        live, now_s = 0, 0.0
         for time_s, _, change in self.log:
             live += change
-            points[time_s] = live
+            now_s = max(now_s, time_s)
+            points[now_s] = live
         return list(points.items())
 
 
@@ -131,7 +132,7 @@ def _registered(kind: str):
     def hook(_module, _name, tensor):
         memory = memory_here()
         if memory is not None and tensor is not None:
-            memory.note(tensor.detach(), kind)
+            memory.note(tensor, kind)
 
     return hook
 
@@ -142,9 +143,9 @@ def _before_step(stepping, args, kwargs):
         return
     for group in stepping.param_groups:
         for parameter in group["params"]:
-            memory.note(parameter.detach(), "parameters")
+            memory.note(parameter, "parameters")
             if parameter.grad is not None:
-                memory.note(parameter.grad.detach(), "gradients")
+                memory.note(parameter.grad, "gradients")
     memory.in_step = True
 
 
@@ -153,9 +154,9 @@ def _after_step(stepping, args, kwargs):
     if memory is None:
         return
     memory.in_step = False
-    for value in tree_leaves(list(stepping.state.values())):
-        if isinstance(value, torch.Tensor):
-            memory.note(value.detach(), "optimizer state")
+    for state in stepping.state.values():
+        for tensor in tensors_in(state.values()):
+            memory.note(tensor, "optimizer state")
 
 
 @contextlib.contextmanager

@@ -7,16 +7,18 @@ the code that runs, so it cannot be wrong about itself.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
 import torch
+from torch.utils import _device
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from course.facts import Gpu
 from course.worlds.simulated_calls import readers_line
 
 _is_view: dict = {}
+_MESH_FILES = ("distributed/device_mesh.py", "distributed/_mesh_layout.py")
 
 
 def is_view(operation) -> bool:
@@ -30,13 +32,22 @@ def is_view(operation) -> bool:
     return known
 
 
+def tensors_in(values) -> Iterator[torch.Tensor]:
+    """The tensors among the arguments of an operation, also those in lists."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(value)
+
+
 def roofline_seconds(operation, args, kwargs, out, gpu: Gpu) -> float:
     """The longer of the operation's arithmetic and its memory traffic.
 
     FLOPs: torch.utils.flop_counter's formulas, at the GPU's peak for the dtype times
     its matmul_efficiency. Bytes: every input read once, every output written once.
     """
-    tensors = [t for t in tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor)]
+    tensors = [*tensors_in(args), *tensors_in(kwargs.values()), *tensors_in((out,))]
     moved = sum(t.numel() * t.element_size() for t in tensors)
     count = flop_registry.get(operation._overloadpacket)
     flops_s = 0.0
@@ -47,6 +58,13 @@ def roofline_seconds(operation, args, kwargs, out, gpu: Gpu) -> float:
     return max(flops_s, moved / gpu.memory_bytes_per_s)
 
 
+def _makes_a_mesh(frame) -> bool:
+    """Whether torch's DeviceMesh calls an operation, straight or under a device."""
+    if frame.f_code.co_filename == _device.__file__:
+        frame = frame.f_back
+    return frame.f_code.co_filename.endswith(_MESH_FILES)
+
+
 class RankMeter(TorchDispatchMode):
     """Sees what one rank does. `memory` is a RankMemory or None, `gpu` None where free."""
 
@@ -55,8 +73,20 @@ class RankMeter(TorchDispatchMode):
         self.simulation, self.rank = simulation, rank
         self.gpu, self.memory, self.fake = gpu, memory, fake
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch would wrap the method below in three more frames, for compilers' sake
+        return False
+
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        self.simulation.clock.progress += 1
+        if operation.namespace == "prim":  # "on which device?": no work
+            return operation(*args, **kwargs)
+        if self.fake and _makes_a_mesh(sys._getframe(1)):
+            # A mesh is made of numbers that must be read: let them be real
+            with torch._C._DisableTorchDispatch():
+                return operation(*args, **kwargs)
         out = operation(*args, **kwargs)
         if operation.namespace in ("c10d", "_c10d_functional", "_dtensor"):
             if self.fake:

@@ -25,14 +25,13 @@ def raised(rank: int, error: BaseException) -> RankError:
     )
 
 
-def read_fake(rank: int, error: BaseException) -> RankError:
-    """The error of a rank that looked into a fake tensor."""
+def fake(rank: int, rule: str, error: BaseException) -> RankError:
+    """The error of a rank that wanted more of a fake tensor than it has."""
     places = of_traceback(error.__traceback__)
     lines = "".join(f"\n  {describe(p)}" for p in places)
+    what = str(error).splitlines()[0]
     return RankError(
-        f"rank {rank} reads the value of a fake tensor ({error}){lines}\n"
-        '  Rule: with tensors="fake" there are shapes and no values. Leave out .item(), '
-        'print and branches on values, or run with tensors="real".',
+        f"rank {rank} needs the values of a fake tensor ({what}){lines}\n  Rule: {rule}.",
         rank,
         error,
     )

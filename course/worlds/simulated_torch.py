@@ -8,6 +8,7 @@ While a run lasts, that object is one that keeps them per thread.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 
 import torch
@@ -56,15 +57,20 @@ dist.Backend.register_backend("simulated", _create, extended_api=True, devices=[
 @contextlib.contextmanager
 def threads_are_ranks():
     """For the time of a run: process groups per thread, and one torch thread for all."""
-    world, threads = c10d._world, torch.get_num_threads()
+    world, threads, hook = c10d._world, torch.get_num_threads(), sys.excepthook
     random_state = torch.default_generator.get_state()
+    wait_all = torch.futures.wait_all
     c10d._world = _WorldOfThread()
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
     torch.set_num_threads(1)
+    # torch's own waits in C++, where no other rank can go on
+    torch.futures.wait_all = lambda futures: [future.wait() for future in futures]
     try:
         yield
     finally:
         c10d._world = world
+        sys.excepthook = hook  # init_process_group puts its own there
+        torch.futures.wait_all = wait_all
         torch._C._distributed_c10d._set_thread_isolation_mode(False)
         torch.set_num_threads(threads)
         torch.default_generator.set_state(random_state)

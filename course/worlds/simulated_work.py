@@ -21,8 +21,9 @@ class SimulatedWork(_Work):
 
     def wait(self, timeout=None) -> bool:
         self._simulation.wait(self._call)
-        if self._future is not None and not self._future.done():
-            self._future.set_result(self._value)
+        future, self._future = self._future, None
+        if future is not None:
+            future.fill(self._value)
         return True
 
     def is_completed(self) -> bool:
@@ -55,13 +56,13 @@ class SimulatedWork(_Work):
         C++ code (DDP's reducer) waits for it without giving way to the other ranks. It
         does so at the end of backward: an engine callback, which runs before, waits first.
         """
-        if self._future is None:
-            self._future = SimulatedFuture(self.wait)
-            if self._call.end_s is not None:
-                self.wait()
-            elif torch._C._current_graph_task_id() != -1:
-                torch.autograd.Variable._execution_engine.queue_callback(self.wait)
-        return self._future
+        future = self._future or SimulatedFuture(self.wait)
+        self._future = future
+        if self._call.end_s is not None:
+            self.wait()
+        elif torch._C._current_graph_task_id() != -1:
+            torch.autograd.Variable._execution_engine.queue_callback(self.wait)
+        return future
 
 
 class SimulatedFuture(Future):
@@ -74,8 +75,13 @@ class SimulatedFuture(Future):
         super().__init__()
         self._wait_first = wait
 
+    def fill(self, value) -> None:
+        # Without a way back to the work there is no cycle: tensors go when they should
+        self._wait_first = None
+        self.set_result(value)
+
     def wait(self):
-        if not self.done():
+        if self._wait_first is not None:
             self._wait_first()
         return super().wait()
 
@@ -87,7 +93,7 @@ class SimulatedFuture(Future):
 
         def run(parent):
             try:
-                child.set_result(callback(parent))
+                child.fill(callback(parent))
             except Exception as error:
                 child.set_exception(error)
 

@@ -46,7 +46,7 @@ def _check_node(node: ast.expr, text: str) -> None:
         raise ValueError(f"expression {text!r}: only a minus sign is allowed")
     if isinstance(node, ast.Call) and not isinstance(node.func, ast.Attribute):
         raise ValueError(f"expression {text!r}: only costs. and facts. may be called")
-    if isinstance(node, ast.Constant) and not isinstance(node.value, (int, float, str)):
+    if isinstance(node, ast.Constant) and type(node.value) not in (int, float, str):
         raise ValueError(f"expression {text!r}: {node.value!r} is not a number or a word")
     for child in _children(node, text):
         _check_node(child, text)
@@ -133,7 +133,10 @@ def _attribute(owner, name: str, text: str):
         return import_module(f"course.costs.{name}")
     found = getattr(owner, name)
     # A module may not hand on what it imported itself: costs.topology.math.
-    home = found.__name__ if isinstance(found, ModuleType) else owner.__name__
+    if isinstance(found, ModuleType):
+        home = found.__name__
+    else:
+        home = getattr(found, "__module__", owner.__name__)
     if not home.startswith(_HOMES):
         raise ValueError(f"expression {text!r}: {name} is not part of {owner.__name__}")
     return found

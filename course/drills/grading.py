@@ -76,8 +76,9 @@ _SLIPS = {
 def grade(drill: Drill | Question | str, answer) -> Verdict:
     """Grade an answer to a drill; a bare question or id is taken with its own numbers.
 
-    answer: a letter ("B"), letters (["A", "C"] or "AC"), text with a unit ("49 GB"), or
-            for an open question the positions (0 first) of the points one has named
+    answer: a letter ("B"), letters (["A", "C"] or "AC"); text with a unit ("49 GB") or a
+            number of the unit that is asked for (49); or for an open question the
+            positions (0 first) of the points one has named
     """
     drill = drill if isinstance(drill, Drill) else ask(drill)
     if answer is None or answer in ("", (), []):

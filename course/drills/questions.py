@@ -29,6 +29,12 @@ class Choice:
     right: bool = False
 
     def __post_init__(self):
+        for name in ("text", "why"):
+            value = getattr(self, name)
+            # YAML reads a bare no, 8 or [8] as something other than text
+            _require(
+                isinstance(value, str), f"{name} must be text, not {value!r}: quote it"
+            )
         _require(bool(self.text.strip()), "a choice needs a text")
         _require(self.right or bool(self.why), f"wrong choice {self.text!r} needs a why")
 

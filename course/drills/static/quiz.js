@@ -91,6 +91,13 @@ function render({ model, el }) {
     event.preventDefault();
     send("check");
   });
+  // JupyterLab keeps Enter from submitting a form, so it is done by hand.
+  form.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.target.tagName !== "INPUT") return;
+    event.preventDefault();
+    event.stopPropagation();
+    send("check");
+  });
 
   function ask(state) {
     asked = state.asked;

@@ -37,7 +37,7 @@ help: ## print this list
 
 lab: $(STAMP) ## create the environment if needed and open JupyterLab at the first chapter
 	@# Stored pictures are shown only in notebooks that are trusted: these are our own.
-	@$(BIN)/jupyter trust notebooks/*.ipynb labs/*.ipynb >/dev/null 2>&1 || true
+	@$(BIN)/jupyter trust $(wildcard notebooks/*.ipynb labs/*.ipynb) >/dev/null
 	$(WITH_PATH) $(BIN)/jupyter lab $(LAB_FLAGS) $(LAB_ARGS) $(or $(NOTEBOOK),notebooks/00_start_here.ipynb)
 
 test: lint ## create the environment if needed and run every test: code, notebooks, browser

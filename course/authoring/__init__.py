@@ -14,7 +14,7 @@ Cells that did not change keep their ids, so a diff shows only what did.
 `build` fills the shown cells, runs the notebook from the top in a fresh kernel, turns
 live figures into small pictures, and drops whatever differs from one run to the next.
 A second build changes nothing. `check` says what a build would have to mend without
-running anything.
+running anything. `cover` draws the README's picture, notebooks/cover.svg.
 
 A shown cell holds the source of one name of the package, letter for letter. Write only
 its first line, `# shown from course.parallel.collectives: ring_all_reduce`.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from course.authoring import __doc__ as ABOUT
 from course.authoring.build import BuildError, build, read, tidy
+from course.authoring.cover import write_cover
 from course.authoring.drafts import from_script, to_script
 from course.authoring.pictures import Painter
 from course.authoring.shown import outdated_cells
@@ -57,6 +58,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("build", "check"):
         commands.add_parser(name).add_argument("paths", nargs="*", type=Path)
+    commands.add_parser("cover")
     for name in ("from-script", "to-script"):
         command = commands.add_parser(name)
         command.add_argument("source", type=Path)
@@ -64,6 +66,10 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.command == "from-script":
         from_script(asked.source, asked.target)
+        return 0
+    if asked.command == "cover":
+        with Painter() as painter:
+            write_cover(painter)
         return 0
     if asked.command == "to-script":
         to_script(asked.source, asked.target)

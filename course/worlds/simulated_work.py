@@ -55,12 +55,15 @@ class SimulatedWork(_Work):
 
         C++ code (DDP's reducer) waits for it without giving way to the other ranks. It
         does so at the end of backward: an engine callback, which runs before, waits first.
+        With static_graph it both asks and waits in one such callback: so wait at once.
         """
         future = self._future or SimulatedFuture(self.wait)
         self._future = future
-        if self._call.end_s is not None:
+        in_backward = torch._C._current_graph_task_id() != -1
+        in_callback = in_backward and torch._C._current_autograd_node() is None
+        if self._call.end_s is not None or in_callback:
             self.wait()
-        elif torch._C._current_graph_task_id() != -1:
+        elif in_backward:
             torch.autograd.Variable._execution_engine.queue_callback(self.wait)
         return future
 

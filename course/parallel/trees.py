@@ -55,7 +55,7 @@ def tree_broadcast(tensor: torch.Tensor, group=None) -> None:
 
 
 def tree_all_reduce(tensor: torch.Tensor, op=SUM, group=None) -> None:
-    """Up the tree, down the tree: 2 ceil(log2 n) messages, each the whole tensor. In place."""
+    """Up the tree, down the tree: 2 ceil(log2 n) messages of the whole tensor. In place."""
     tree_reduce(tensor, op, group)
     tree_broadcast(tensor, group)
 
@@ -77,7 +77,11 @@ def binary_tree(n: int) -> list[Seat]:
     A rank whose lowest set bit is b has its children b / 2 to either side. Where the right
     one would be n or more, it is moved nearer until it exists (NCCL src/graph/trees.cc).
     """
-    return [Seat(_parent(rank, n), _children(rank, n)) for rank in range(n)]
+    parents = [_parent(rank, n) for rank in range(n)]
+    children: list[list[int]] = [[] for _ in range(n)]
+    for rank, parent in enumerate(parents[1:], start=1):
+        children[parent].append(rank)
+    return [Seat(p, tuple(c)) for p, c in zip(parents, children, strict=True)]
 
 
 def _parent(rank: int, n: int) -> int | None:
@@ -88,14 +92,11 @@ def _parent(rank: int, n: int) -> int | None:
     return above if above < n else rank ^ bit
 
 
-def _children(rank: int, n: int) -> tuple[int, ...]:
-    return tuple(child for child in range(1, n) if _parent(child, n) == rank)
-
-
 def double_tree(n: int) -> tuple[list[Seat], list[Seat]]:
     """The binary tree, and its twin with leaves and inner ranks changed over.
 
-    The twin is the mirror image for even n, the same tree shifted by one for odd n.
+    The twin is the mirror image for even n, the same tree shifted by one for odd n, where
+    rank 0 alone may have children in both.
     """
     tree = binary_tree(n)
     to = [(n - 1 - r) if n % 2 == 0 else (r + 1) % n for r in range(n)]
@@ -106,36 +107,40 @@ def double_tree(n: int) -> tuple[list[Seat], list[Seat]]:
     return tree, twin
 
 
-def _reduce_up(part: torch.Tensor, seat: Seat, op, group) -> list:
-    """Add my children's part to mine, and start it on its way to my parent."""
-    for child in seat.children:
-        incoming = torch.empty_like(part)
-        dist.recv(incoming, group=group, group_src=child)
-        combine(part, incoming, op)
-    if seat.parent is None:
-        return []
-    return [dist.isend(part, group=group, group_dst=seat.parent)]
+def _reduce_up(parts, seat: Seat, op, group) -> list:
+    """Add my children's parts to mine, and start each on its way to my parent."""
+    started = []
+    for part in parts:
+        for child in seat.children:
+            incoming = torch.empty_like(part)
+            dist.recv(incoming, group=group, group_src=child)
+            combine(part, incoming, op)
+        if seat.parent is not None:
+            started.append(dist.isend(part, group=group, group_dst=seat.parent))
+    return started
 
 
-def _send_down(part: torch.Tensor, seat: Seat, group) -> list:
-    """Take the finished part from my parent, and start it on its way to my children."""
-    if seat.parent is not None:
-        dist.recv(part, group=group, group_src=seat.parent)
-    return [dist.isend(part, group=group, group_dst=child) for child in seat.children]
-
-
-def _wait(works: list) -> None:
-    for work in works:
-        work.wait()
+def _send_down(parts, seat: Seat, group) -> list:
+    """Take finished parts from my parent, and start each on its way to my children."""
+    if not seat.children and seat.parent is not None:
+        return [dist.irecv(part, group=group, group_src=seat.parent) for part in parts]
+    started = []
+    for part in parts:
+        if seat.parent is not None:
+            dist.recv(part, group=group, group_src=seat.parent)
+        for child in seat.children:
+            started.append(dist.isend(part, group=group, group_dst=child))
+    return started
 
 
 def double_tree_all_reduce(
-    tensor: torch.Tensor, op=SUM, group=None, *, segments: int = 4
+    tensor: torch.Tensor, op=SUM, group=None, *, segments: int = 8
 ) -> None:
     """Half of the tensor up and down each of two trees. In place.
 
     A rank with children in one tree is a leaf of the other, so that every port carries
-    the tensor about once up and once down, in about 2 log2(n) hops.
+    the tensor about once up and once down, in about 2 log2(n) hops. It starts with the
+    tree where it is a leaf: there it has nothing to wait for.
     segments: pieces of each half that follow one another through the tree. Each adds
               messages, and lets an upper level work while a lower one goes on.
     """
@@ -143,14 +148,18 @@ def double_tree_all_reduce(
     if segments < 1:
         raise ValueError(f"segments must be 1 or more, not {segments}")
     n, me = place(group)
-    seats = [tree[me] for tree in double_tree(n)]
     with flattened(tensor) as row:
         halves = [half.tensor_split(segments) for half in row.tensor_split(2)]
-        parts = [
-            (part, seat)
-            for pair in zip(*halves, strict=True)
-            for part, seat in zip(pair, seats, strict=True)
+        seats = [tree[me] for tree in double_tree(n)]
+        # Rank 0 of three has children in both trees; the twin first, as its child 2 does.
+        jobs = list(zip(halves, seats, strict=True))[::-1]
+        jobs.sort(key=lambda job: bool(job[1].children))
+        started = [
+            work for parts, seat in jobs for work in _reduce_up(parts, seat, op, group)
         ]
-        _wait([w for part, seat in parts for w in _reduce_up(part, seat, op, group)])
-        _wait([w for part, seat in parts for w in _send_down(part, seat, group)])
+        for work in started:
+            work.wait()
+        started = [work for parts, seat in jobs for work in _send_down(parts, seat, group)]
+        for work in started:
+            work.wait()
         finish(row, op, n)

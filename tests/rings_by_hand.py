@@ -8,16 +8,23 @@ ANSWERS: drill id -> function of the drawn numbers -> answer in base units.
 import math
 from functools import cache
 from itertools import product
+from operator import truediv
 
 # A chain of 20,000 segments and 32 ranks is this far from the limit of fine cutting.
 TOLERANCE = 2e-3
 
 
-@cache
 def ring(n, nbytes):
     """Ring all-reduce: (bytes each rank sends, steps)."""
+    sent, steps = _ring_of_sets(n) if n <= 64 else (2 * (n - 1) / n, 2 * (n - 1))
+    return sent * nbytes, steps
+
+
+@cache
+def _ring_of_sets(n):
+    """Buffers each rank sends, and steps. Beyond 64 ranks it takes seconds to move."""
     held = [[{rank} for _ in range(n)] for rank in range(n)]
-    sent, steps = [0.0] * n, 0
+    messages, steps = [0] * n, 0
     for phase in ("add", "overwrite"):
         for step in range(n - 1):
             shift = 0 if phase == "add" else 1
@@ -26,11 +33,11 @@ def ring(n, nbytes):
             for (r, chunk), what in zip(moves, data, strict=True):
                 target = held[(r + 1) % n]
                 target[chunk] = target[chunk] | what if phase == "add" else what
-                sent[r] += nbytes / n
+                messages[r] += 1
             steps += 1
     assert all(chunk == set(range(n)) for rank in held for chunk in rank)
-    assert max(sent) - min(sent) <= 1e-9 * nbytes
-    return sent[0], steps
+    assert len(set(messages)) == 1
+    return messages[0] / n, steps
 
 
 def ring_all_gather(n, nbytes):
@@ -173,6 +180,13 @@ def _butterfly_gain(v):
     return _ring_seconds(v["ranks"], nbytes, link) / fast
 
 
+def _double_tree_gain(v):
+    """Up and down as many levels as a tree has; every port passes M up and M down."""
+    nbytes, link = v["kib"] * 1024, v["link"]
+    fast = tree_steps(v["ranks"]) * link.latency_s + 2 * nbytes / link.bytes_per_s
+    return _ring_seconds(v["ranks"], nbytes, link) / fast
+
+
 def _store_and_forward(v):
     one = v["link"].latency_s + v["mib"] * 2**20 / v["link"].bytes_per_s
     return tree_steps(v["ranks"]) * one
@@ -187,14 +201,11 @@ def _crossover(v):
     low, high = 1.0, 1e15
     for _ in range(200):
         middle = math.sqrt(low * high)
-        sent, steps = _RING[v["ranks"]]
+        sent, steps = ring(v["ranks"], 1.0)
         slower = sent * middle / v["link"].bytes_per_s > steps * v["link"].latency_s
         low, high = (low, middle) if slower else (middle, high)
     return low
 
-
-# Two numbers per size: a ring of 1024 ranks is 2 million set unions, so it is not moved.
-_RING = {n: ring(n, 1.0) for n in (8, 16, 64)} | {1024: (2 * 1023 / 1024, 2046)}
 
 ANSWERS = {
     "C04b": _reduce_and_broadcast,
@@ -216,6 +227,7 @@ ANSWERS = {
     "C17b": lambda v: ring(v["ranks"], 1.0)[0],
     "C18a": lambda v: _ring_seconds(v["ranks"], v["kib"] * 1024, v["link"]),
     "C18b": _crossover,
+    "C19b": lambda v: sum(v["alpha_us"] / 1e6 for _ in range(2 * v["ranks"] - 2)),
     "C20b": lambda v: (
         slow_ring_seconds(v["ranks"], 1e10, v["link"].bytes_per_s, v["factor"])
         / slow_ring_seconds(v["ranks"], 1e10, v["link"].bytes_per_s, 1)
@@ -231,8 +243,12 @@ ANSWERS = {
     "C30a": lambda v: halving_doubling(v["ranks"])[0],
     "C30d": lambda v: halving_doubling(v["ranks"])[0],
     "C31b": lambda v: butterfly(v["ranks"])[1] / (2 * (v["ranks"] - 1) / v["ranks"]),
+    "C31c": _butterfly_gain,
+    "C32b": _double_tree_gain,
     "C33b": two_level_seconds,
     "C33c": _two_level_latency,
     "C34b": lambda v: ring(v["nodes"], v["gb"] * 1e9 / v["gpus"])[0],
     "C35a": lambda v: leaving_a_node(v["gpus"], v["nodes"], v["gb"] * 1e9)[1],
+    "C35b": lambda v: truediv(*leaving_a_node(v["gpus"], v["nodes"], 1.0)),
+    "C36b": lambda v: v["link"].bytes_per_s * ring(v["ranks"], 1.0)[0],
 }

@@ -197,7 +197,7 @@ def _slope(v):
 
 
 def _crossover(v):
-    """The size at which doubling the bandwidth saves as much as removing the latency."""
+    """The size at which bytes take as long as latency, by halving an interval."""
     low, high = 1.0, 1e15
     for _ in range(200):
         middle = math.sqrt(low * high)

@@ -41,6 +41,18 @@ def algorithms_for(collective: str, ranks: int, where: Node | Link) -> tuple[str
     return (*flat, *two_level)
 
 
+def _chosen(collective: str, ranks: int, where, algorithms) -> tuple[str, ...]:
+    known = algorithms_for(collective, ranks, where)
+    if algorithms is None:
+        return known
+    if unknown := [a for a in algorithms if a not in LOOK]:
+        raise ValueError(f"algorithms must be among {list(LOOK)}, not {unknown[0]!r}")
+    chosen = tuple(a for a in algorithms if a in known)
+    if not chosen:
+        raise ValueError(f"none of {list(algorithms)} applies to {ranks} ranks")
+    return chosen
+
+
 def _applies(collective: str, algorithm: str, ranks: int) -> bool:
     try:
         costs.cost(collective, algorithm, ranks, 1)
@@ -91,7 +103,9 @@ def time_against_size(
 ) -> go.Figure:
     """Predicted seconds of each algorithm from low_bytes to high_bytes, on log axes.
 
-    where: a Link that joins every two ranks, or the Node that ranks fill one by one
+    where:      a Link that joins every two ranks, or the Node that ranks fill one by one
+    algorithms: names as in `course.costs`, also "hierarchical" and "leader"; those that
+                do not apply to so many ranks are left out
     """
     _check(ranks, low_bytes, high_bytes)
     sizes = _sizes(low_bytes, high_bytes, 3)
@@ -102,7 +116,7 @@ def time_against_size(
         y="predicted time",
     )
     curves = []
-    for algorithm in algorithms or algorithms_for(collective, ranks, where):
+    for algorithm in _chosen(collective, ranks, where, algorithms):
         zero, per_byte = _line(collective, algorithm, ranks, where)
         curves.append(zero + per_byte * sizes)
         figure.add_trace(_curve(algorithm, sizes, curves[-1]))
@@ -167,8 +181,7 @@ def _many(where: Node | Link) -> str:
 
 def _winners(collective, ranks, where, sizes, algorithms) -> list[tuple[str, str]]:
     """(algorithm, hover text) at each size."""
-    known = algorithms_for(collective, ranks, where)
-    chosen = [a for a in known if algorithms is None or a in algorithms]
+    chosen = _chosen(collective, ranks, where, algorithms)
     lines = np.array([_line(collective, a, ranks, where) for a in chosen])
     seconds = lines[:, :1] + lines[:, 1:] * sizes
     best = [chosen[i] for i in seconds.argmin(axis=0)]

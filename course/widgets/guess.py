@@ -18,7 +18,7 @@ VERDICTS = (
     (1.01, "That is it."),
     (1.1, "Close: within 10 %."),
     (2.0, "Right size: within a factor of 2."),
-    (10.0, "Within a factor of 10: one step of the reasoning is missing."),
+    (10.0, "Within a factor of 10: look for a factor that is missing."),
     (float("inf"), "More than a factor of 10 away: worth working out on paper."),
 )
 
@@ -59,7 +59,7 @@ def predict(
     answer: a number of that unit, a text with its own unit ("49 GB"), or a function of
         no arguments that returns one of these; it is called when the reader commits
     then:   a function that returns a Figure or (Figure, text), drawn after the commit; if
-        it takes an argument, it is given the guess, as a number of the asked unit
+        it needs an argument, it is given the guess, as a number of the asked unit
     hint:   one line under the question
 
     A cell that runs unanswered shows the question and waits. The reader may write the
@@ -89,7 +89,7 @@ class Prediction(Live):
         self.observe(self._on_guess, "guess")
 
     def commit(self, guess: str | float) -> Outcome:
-        """Commit from Python, as a reader would. Raises ValueError for what is no number."""
+        """Commit from Python, as a reader would. Raises ValueError for no number."""
         own = in_unit(guess, self.unit)
         answer = self._answer() if callable(self._answer) else self._answer
         right = in_unit(answer, self.unit) if isinstance(answer, str) else float(answer)
@@ -101,7 +101,11 @@ class Prediction(Live):
     def _picture(self, guess: float) -> tuple[go.Figure | None, str]:
         if self._then is None:
             return None, ""
-        takes_guess = bool(inspect.signature(self._then).parameters)
+        arguments = inspect.signature(self._then).parameters.values()
+        takes_guess = any(
+            a.default is a.empty and a.kind not in (a.VAR_KEYWORD, a.VAR_POSITIONAL)
+            for a in arguments
+        )
         made = self._then(guess) if takes_guess else self._then()
         return figure_and_text(made, getattr(self._then, "__name__", "then"))
 
@@ -124,7 +128,7 @@ def verdict(guess: float, answer: float) -> str:
     if guess == answer:
         return VERDICTS[0][1]
     if guess * answer <= 0:
-        return "Not the right sign." if guess and answer else "One of the two is zero."
+        return "The sign is wrong." if guess and answer else "Zero is no multiple of it."
     ratio = max(guess / answer, answer / guess)
     return next(said for most, said in VERDICTS if ratio <= most * (1 + 1e-12))
 

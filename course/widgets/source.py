@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator
 from html import escape
 from importlib import import_module
+from textwrap import dedent
 
 from pygments import lex
 from pygments.lexers import PythonLexer
@@ -22,7 +23,10 @@ COLORS = {
     Name.Class: "#8A2C6B",
     Name.Decorator: "#8A2C6B",
 }
-CARD = "background:#ffffff;color:#20242b;border:1px solid #d9dde2;border-radius:6px"
+CARD = (
+    "background:#ffffff;color:#20242b;border:1px solid #d9dde2;border-radius:6px;"
+    "padding:10px 14px;margin:8px 0;white-space:pre;overflow-x:auto"
+)
 
 
 def reveal(function) -> Source:
@@ -38,7 +42,7 @@ def reveal(function) -> Source:
     except (OSError, TypeError) as error:
         raise ValueError(f"{function!r} has no source to show") from error
     name = getattr(found, "__qualname__", getattr(found, "__name__", str(function)))
-    return Source(name, getattr(found, "__module__", ""), inspect.cleandoc("\n" + source))
+    return Source(name, getattr(found, "__module__", ""), dedent(source))
 
 
 def _named(path: str):
@@ -64,15 +68,15 @@ class Source:
 
     def _repr_html_(self) -> str:
         lines = self.source.count("\n") + 1
+        words = f"{escape(repr(self))}, {lines} line{'s' * (lines != 1)}"
         return (
-            f'<details><summary style="cursor:pointer">{escape(repr(self))}, '
-            f'{lines} line{"s" * (lines != 1)}</summary><pre style="{CARD};padding:10px 14px;'
-            f'margin:8px 0;overflow-x:auto">{highlighted(self.source)}</pre></details>'
+            f'<details><summary style="cursor:pointer">{words}</summary>'
+            f'<pre style="{CARD}">{highlighted(self.source)}</pre></details>'
         )
 
 
 def highlighted(source: str) -> str:
-    """The source as HTML, neighbours of one colour in one span: it is stored in notebooks."""
+    """The source as HTML. Neighbours of one colour share a span: notebooks store it."""
     parts = []
     for color, text in _runs(source):
         shown = escape(text, quote=False)

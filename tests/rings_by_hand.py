@@ -245,6 +245,7 @@ ANSWERS = {
     "C31b": lambda v: butterfly(v["ranks"])[1] / (2 * (v["ranks"] - 1) / v["ranks"]),
     "C31c": _butterfly_gain,
     "C32b": _double_tree_gain,
+    "C32d": lambda v: (6.8 + 2 * (7 * 0.6 + math.log2(v["nodes"]) * 5)) / 1e6,
     "C33b": two_level_seconds,
     "C33c": _two_level_latency,
     "C34b": lambda v: ring(v["nodes"], v["gb"] * 1e9 / v["gpus"])[0],

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from course import drills, facts
+from course.costs import nccl
 from course.drills import expressions, markdown, reading, templates
 from course.drills.questions import LETTERS
 from course.drills.session import Session
@@ -197,6 +198,20 @@ def test_the_classic_numbers():
     assert drills.grade("C16a", "49 GB").right
     assert drills.ask("C16b").answer == pytest.approx(196e9)
     assert drills.ask("C12a").answer == pytest.approx(0.49)
+
+
+def test_what_the_drills_say_of_nccl_is_what_its_cost_model_says():
+    """C28a, C29a and C32a: no tree on one node, a tree at 1 GiB on 512 ranks, and no
+    fixed size in between."""
+    sizes = [2**power for power in range(10, 31)]
+
+    def largest_with_a_tree(nodes):
+        setup = nccl.dgx_h100(nodes)
+        return max((n for n in sizes if nccl.choose(setup, n)[0] == "Tree"), default=0)
+
+    assert largest_with_a_tree(1) == 0
+    assert 8 * facts.MIB <= largest_with_a_tree(2) <= 32 * facts.MIB
+    assert largest_with_a_tree(64) == facts.GIB
 
 
 # --- The grader -------------------------------------------------------------------------

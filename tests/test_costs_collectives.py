@@ -6,12 +6,19 @@ Names like C1 are rows of the list of corrections to what is often written.
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given as given_within_200_ms
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from course.costs import bandwidth, collectives, hierarchical, parameter_server
 from course.costs.collectives import Cost, algorithms, cost, crossover_bytes, fastest
 from course.facts import GB, IB_NDR, MIB, NVLINK4, Link
+
+
+def given(*strategies):
+    """Like hypothesis's own, without its limit of 200 ms: machines get busy."""
+    return lambda test: settings(deadline=None)(given_within_200_ms(*strategies)(test))
+
 
 RANKS = st.integers(1, 4096)
 NBYTES = st.integers(0, 2**36)

@@ -108,41 +108,44 @@ def time_against_size(
                 do not apply to so many ranks are left out
     """
     _check(ranks, low_bytes, high_bytes)
-    sizes = _sizes(low_bytes, high_bytes, 3)
+    sizes = _sizes(low_bytes, high_bytes, 2)
+    texts = [write_bytes(m) for m in sizes]
+    chosen = _chosen(collective, ranks, where, algorithms)
+    lines = np.array([_line(collective, a, ranks, where) for a in chosen])
+    seconds = lines[:, :1] + lines[:, 1:] * sizes
     name = collective.replace("_", "-")
-    figure = theme.new_figure(
-        f"{name} on {ranks} ranks, {_place(where, ranks)}: time against message size",
-        x="message size, the whole buffer",
-        y="predicted time",
+    title = f"{name} on {ranks} ranks, {_place(where, ranks)}: time against message size"
+    x = theme.bytes_axis(low_bytes, high_bytes) | _titled("message size, the whole buffer")
+    y = theme.seconds_axis(seconds.min() * 0.8, seconds.max() * 1.2)
+    figure = theme.new_figure(title, xaxis=x, yaxis=y | _titled("predicted time"))
+    return figure.add_traces(
+        [_curve(a, sizes, texts, row) for a, row in zip(chosen, seconds, strict=True)]
     )
-    curves = []
-    for algorithm in _chosen(collective, ranks, where, algorithms):
-        zero, per_byte = _line(collective, algorithm, ranks, where)
-        curves.append(zero + per_byte * sizes)
-        figure.add_trace(_curve(algorithm, sizes, curves[-1]))
-    figure.update_xaxes(theme.bytes_axis(low_bytes, high_bytes))
-    figure.update_yaxes(theme.seconds_axis(np.min(curves) * 0.8, np.max(curves) * 1.2))
-    return figure
+
+
+def _titled(text: str) -> dict:
+    return {"title": {"text": text}}
 
 
 def _place(where: Node | Link, ranks: int) -> str:
     return cluster_for(ranks, where).name if isinstance(where, Node) else where.name
 
 
-def _curve(algorithm: str, sizes: np.ndarray, seconds: np.ndarray) -> go.Scatter:
+def _curve(algorithm: str, sizes: np.ndarray, texts: list[str], seconds) -> dict:
     name, color, dash = LOOK[algorithm]
-    return go.Scatter(
-        x=sizes,
-        y=seconds,
-        name=name,
-        mode="lines",
-        line={"color": color, "dash": dash, "width": 2.5},
-        hovertext=[
-            f"{name}: {write_bytes(m)} in {write_seconds(s)}"
-            for m, s in zip(sizes, seconds, strict=True)
+    return {
+        "type": "scatter",
+        "x": sizes,
+        "y": seconds,
+        "name": name,
+        "mode": "lines",
+        "line": {"color": color, "dash": dash, "width": 2.5},
+        "hovertext": [
+            f"{name}: {size} in {write_seconds(s)}"
+            for size, s in zip(texts, seconds.tolist(), strict=True)
         ],
-        hoverinfo="text",
-    )
+        "hoverinfo": "text",
+    }
 
 
 def map_of_fastest(
@@ -163,16 +166,10 @@ def map_of_fastest(
     sizes = _sizes(low_bytes, high_bytes, 1)
     rows = [_winners(collective, n, where, sizes, algorithms) for n in counts]
     winners = [a for a in LOOK if any(a in {w for w, _ in row} for row in rows)]
-    figure = theme.new_figure(
-        f"The fastest {collective.replace('_', '-')} by size and ranks, {_many(where)}",
-        x="message size, the whole buffer",
-        y="ranks",
-        height=400,
-    )
-    figure.add_trace(_map(rows, winners, counts, sizes))
-    for algorithm in winners:
-        figure.add_trace(_key(algorithm))
-    return _with_map_axes(figure, counts, sizes)
+    title = f"The fastest {collective.replace('_', '-')} by size and ranks, {_many(where)}"
+    figure = theme.new_figure(title, height=400, **_map_axes(counts, sizes))
+    keys = [_key(algorithm) for algorithm in winners]
+    return figure.add_traces([_map(rows, winners, counts, sizes), *keys])
 
 
 def _many(where: Node | Link) -> str:
@@ -221,14 +218,23 @@ def _key(algorithm: str) -> go.Scatter:
     return go.Scatter(x=[None], y=[None], mode="markers", marker=marker, name=name)
 
 
-def _with_map_axes(figure: go.Figure, counts: list[int], sizes: np.ndarray) -> go.Figure:
+def _map_axes(counts: list[int], sizes: np.ndarray) -> dict:
     every = max(1, round(len(sizes) / 8))
     at = list(range(0, len(sizes), every))
-    figure.update_xaxes(
-        tickvals=at, ticktext=[write_bytes(sizes[i]) for i in at], showgrid=False
-    )
-    figure.update_xaxes(range=[-0.5, len(sizes) - 0.5])
-    figure.update_yaxes(tickvals=list(range(len(counts))), ticktext=list(map(str, counts)))
-    figure.update_yaxes(range=[-0.5, len(counts) - 0.5], showgrid=False)
-    figure.update_layout(showlegend=True)
-    return figure
+    x = {
+        "tickvals": at,
+        "ticktext": [write_bytes(sizes[i]) for i in at],
+        "range": [-0.5, len(sizes) - 0.5],
+        "showgrid": False,
+    }
+    y = {
+        "tickvals": list(range(len(counts))),
+        "ticktext": [str(n) for n in counts],
+        "range": [-0.5, len(counts) - 0.5],
+        "showgrid": False,
+    }
+    return {
+        "xaxis": x | _titled("message size, the whole buffer"),
+        "yaxis": y | _titled("ranks"),
+        "showlegend": True,
+    }

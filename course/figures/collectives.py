@@ -208,11 +208,14 @@ def ring_frames(
 def _frame(step: RingStep, n: int, values) -> go.Figure:
     rows = [[_cell(s, j, n, values) for j, s in enumerate(row)] for row in step.held]
     figure = rank_grid({_heading(step, n): rows}, title=_title(n), by="share")
-    figure.update_yaxes(range=[n - 0.1, -0.9])
     if step.moves:
         figure.add_trace(_arrows(step.moves, n))
-        figure.update_layout(shapes=[_frame_of_cell(m) for m in step.moves])
-    figure.update_layout(height=figure.layout.height + 24, showlegend=False)
+    figure.update_layout(
+        yaxis_range=[n - 0.1, -0.9],
+        shapes=[_frame_of_cell(m) for m in step.moves],
+        height=figure.layout.height + 24,
+        showlegend=False,
+    )
     return figure
 
 

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from course.figures import theme
 
 ROW_PX = 44
 COMPLETE = theme.tint(theme.YELLOW, 0.75)
 MOST_RANKS = 16
+# share of the width between two panels
+GAP = 0.1
 
 
 @dataclass(frozen=True)
@@ -59,35 +60,38 @@ def rank_grid(
         raise ValueError("panels must be grids of one shape")
     if by not in ("source", "share"):
         raise ValueError(f'by must be "source" or "share", not {by!r}')
-    figure = make_subplots(1, len(panels), subplot_titles=list(panels), shared_yaxes=True)
-    for place, rows in enumerate(panels.values(), start=1):
-        figure.add_trace(_cells(rows, column, by), row=1, col=place)
-    return _laid_out(figure, title, column, *shape)
+    # one dict, one Figure: plotly is slow to add and to update, and sliders must not wait
+    cells = [_cells(rows, column, by) for rows in panels.values()]
+    for place, trace in enumerate(cells[1:], start=2):
+        trace |= {"xaxis": f"x{place}", "yaxis": f"y{place}"}
+    layout = {"template": "ring_to_rack", "title": {"text": title}}
+    return go.Figure(cells, layout | _layout(list(panels), column, *shape))
 
 
-def _cells(rows: Rows, column: str, by: str) -> go.Heatmap:
+def _cells(rows: Rows, column: str, by: str) -> dict:
     """A heatmap whose z only numbers the colours."""
     ranks = len(rows)
     colors = [[_color(cell, ranks, by) for cell in row] for row in rows]
     palette = list(dict.fromkeys(c for row in colors for c in row))
     longest = max(len(cell.text) for row in rows for cell in row)
-    return go.Heatmap(
-        z=[[palette.index(c) for c in row] for row in colors],
-        text=[[cell.text for cell in row] for row in rows],
-        customdata=[
+    return {
+        "type": "heatmap",
+        "z": [[palette.index(c) for c in row] for row in colors],
+        "text": [[cell.text for cell in row] for row in rows],
+        "customdata": [
             [f"rank {r}, {column} {j}: {cell.hover}" for j, cell in enumerate(row)]
             for r, row in enumerate(rows)
         ],
-        texttemplate="%{text}",
-        textfont={"size": 15 if longest < 6 else 11, "color": theme.INK},
-        hovertemplate="%{customdata}<extra></extra>",
-        colorscale=_steps(palette),
-        zmin=-0.5,
-        zmax=len(palette) - 0.5,
-        showscale=False,
-        xgap=3,
-        ygap=3,
-    )
+        "texttemplate": "%{text}",
+        "textfont": {"size": 15 if longest < 6 else 11, "color": theme.INK},
+        "hovertemplate": "%{customdata}<extra></extra>",
+        "colorscale": _steps(palette),
+        "zmin": -0.5,
+        "zmax": len(palette) - 0.5,
+        "showscale": False,
+        "xgap": 3,
+        "ygap": 3,
+    }
 
 
 def _color(cell: Cell, ranks: int, by: str) -> str:
@@ -107,16 +111,44 @@ def _steps(palette: list[str]) -> list[tuple[float, str]]:
     return [(k * width, c) for i, c in enumerate(palette) for k in (i, i + 1)]
 
 
-def _laid_out(figure: go.Figure, title: str, column: str, ranks: int, columns: int):
-    figure.update_layout(
-        template="ring_to_rack", title_text=title, height=ROW_PX * ranks + 128
-    )
-    figure.update_layout(margin={"t": 78, "b": 46})
-    ticks = {"tickvals": list(range(columns)), "showgrid": False, "ticks": ""}
-    names = [f"{column} {j}" if columns <= 4 else str(j) for j in range(columns)]
-    figure.update_xaxes(ticktext=names, range=[-0.5, columns - 0.5], **ticks)
-    if columns > 4:
-        figure.update_xaxes(title_text=column, title_standoff=4)
-    figure.update_yaxes(**theme.rank_axis(ranks))
-    figure.update_annotations(font_size=13, yshift=2)
-    return figure
+def _layout(names: list[str], column: str, ranks: int, columns: int) -> dict:
+    """Panels from left to right with a gap between them; only the first names its ranks."""
+    width = (1 + GAP) / len(names) - GAP
+    layout = {"height": ROW_PX * ranks + 128, "margin": {"t": 78, "b": 46}}
+    annotations = []
+    for place, name in enumerate(names):
+        left = place * (width + GAP)
+        at = str(place + 1) if place else ""
+        x = _columns_axis(column, columns) | {"domain": [left, left + width]}
+        y = theme.rank_axis(ranks) | {"showticklabels": place == 0}
+        layout |= {
+            f"xaxis{at}": x | {"anchor": f"y{at}"},
+            f"yaxis{at}": y | {"anchor": f"x{at}"},
+        }
+        annotations.append(_heading(name, left + width / 2))
+    return layout | {"annotations": annotations}
+
+
+def _columns_axis(column: str, columns: int) -> dict:
+    few = columns <= 4
+    names = [f"{column} {j}" if few else str(j) for j in range(columns)]
+    return {
+        "range": [-0.5, columns - 0.5],
+        "tickvals": list(range(columns)),
+        "ticktext": names,
+        "showgrid": False,
+        "ticks": "",
+        "title": {"text": "" if few else column, "standoff": 4},
+    }
+
+
+def _heading(name: str, x: float) -> dict:
+    place = {
+        "xref": "paper",
+        "yref": "paper",
+        "x": x,
+        "y": 1,
+        "yanchor": "bottom",
+        "yshift": 2,
+    }
+    return {"text": name, "showarrow": False, "font": {"size": 13}, **place}

@@ -42,7 +42,7 @@ class Control:
             raise ValueError("values must hold at least one value")
         if len(self.values) > MOST_POSITIONS:
             raise ValueError(
-                f"a control has at most {MOST_POSITIONS} positions, not {len(self.values)}"
+                f"a control has at most {MOST_POSITIONS} positions: use a larger step"
             )
 
     def position_of(self, value: Any) -> int:
@@ -67,7 +67,7 @@ def slider(
     if high < low:
         raise ValueError(f"high must be {low} or more, not {high}")
     count = int((high - low) / step + 1e-9) + 1
-    values = [_tidy(low + i * step) for i in range(count)]
+    values = [_tidy(low + i * step) for i in range(min(count, MOST_POSITIONS + 1))]
     return stops(values, value=value, unit=unit, label=label, about=about)
 
 

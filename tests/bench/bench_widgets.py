@@ -1,0 +1,94 @@
+"""How fast the live figures are, in a real JupyterLab page.
+
+    python -m tests.bench.bench_widgets
+
+Targets, on 2 cores: eight figures drawn within 8 s of Run All; from a slider's input
+event to plotly's afterplot event a median of 60 ms and a 95th percentile of 100 ms.
+Exits with 1 where a target is missed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+from tests.lab_page import CHROMIUM_FLAGS, LabPage, LabServer, find_chromium
+from tests.widget_pages import EIGHT, run_to_drawn, write_notebook
+
+PRESSES = 60
+GAP_MS = 120
+DRAWN_S, MEDIAN_MS, P95_MS = 8.0, 60.0, 100.0
+
+CURVES = [
+    "from course import widgets\nfrom course.figures.collectives import time_against_size",
+    "widgets.explore(time_against_size, ranks=(2, 200))",
+]
+
+# from the input event, before any listener, to the end of the drawing that it led to
+WATCH = """() => {
+    const slider = document.querySelector(".rr-widget input[type=range]");
+    const plot = slider.closest(".rr-widget").querySelector(".rr-plot");
+    window.redrawn = [];
+    let pressed = null;
+    slider.addEventListener("input", () => { pressed = performance.now(); }, true);
+    plot.on("plotly_afterplot", () => {
+        if (pressed !== null) window.redrawn.push(performance.now() - pressed);
+        pressed = null;
+    });
+    slider.focus();
+}"""
+
+
+def redraws_ms(page) -> list[float]:
+    page.evaluate(WATCH)
+    for _ in range(PRESSES):
+        page.keyboard.press("ArrowRight")
+        page.wait_for_timeout(GAP_MS)
+    page.wait_for_timeout(1000)
+    return page.evaluate("window.redrawn")
+
+
+def measure(browser, server: LabServer, name: str, cells: list[str], figures: int):
+    page = browser.new_context(viewport={"width": 1200, "height": 1600}).new_page()
+    lab_page = LabPage(server, page)
+    lab_page.open(write_notebook(server.folder / "bench" / f"{name}.ipynb", cells))
+    drawn_s = run_to_drawn(lab_page, figures, 120_000)
+    page.wait_for_timeout(1000)
+    redrawn = redraws_ms(page)
+    page.context.close()
+    server.end_kernels()
+    return drawn_s, redrawn
+
+
+def report(name: str, drawn_s: float, redrawn: list[float]) -> bool:
+    median = statistics.median(redrawn)
+    p95 = statistics.quantiles(redrawn, n=20)[-1]
+    print(f"{name}: drawn {drawn_s:.1f} s after Run All (target {DRAWN_S:g})")
+    print(
+        f"{name}: {len(redrawn)} redraws of {PRESSES} presses: median {median:.0f} ms "
+        f"(target {MEDIAN_MS:g}), p95 {p95:.0f} ms (target {P95_MS:g})"
+    )
+    return drawn_s <= DRAWN_S and median <= MEDIAN_MS and p95 <= P95_MS
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        server = LabServer(Path(folder)).start()
+        options = {"executable_path": find_chromium(), "args": CHROMIUM_FLAGS}
+        browser = playwright.chromium.launch(**options)
+        try:
+            eight = measure(browser, server, "eight waves of 2 x 500 points", EIGHT, 8)
+            curves = measure(browser, server, "time against size", CURVES, 1)
+        finally:
+            browser.close()
+            server.stop()
+    ok = [report("eight", *eight), report("curves", *curves)]
+    return 0 if all(ok) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

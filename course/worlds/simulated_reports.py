@@ -20,9 +20,16 @@ def at(line: tuple | None, indent: str = "      ") -> str:
 def raised(rank: int, error: BaseException) -> RankError:
     """The error of one rank, with the reader's lines."""
     lines = "".join(f"\n  {describe(p)}" for p in of_traceback(error.__traceback__))
-    return RankError(
-        f"rank {rank} raised {type(error).__name__}: {error}{lines}", rank, error
-    )
+    what = f"{type(error).__name__}: {error}".rstrip()
+    return RankError(f"rank {rank} raised {what}{lines}{_cause(error)}", rank, error)
+
+
+def _cause(error: BaseException) -> str:
+    """Where the error came from in the first place, when one was raised from another."""
+    first = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    return "" if first is error else f"\n  because of {type(first).__name__}: {first}"
 
 
 def fake(rank: int, rule: str, error: BaseException) -> RankError:

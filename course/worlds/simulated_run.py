@@ -20,6 +20,7 @@ from course.worlds.simulated_calls import (
     check_splits,
 )
 from course.worlds.simulated_clock import Clockwork
+from course.worlds.simulated_loss import loss_is_parallel, set_loss_parallel
 from course.worlds.simulated_network import Network
 from course.worlds.simulated_streams import Stream
 
@@ -38,6 +39,7 @@ class Simulation:
         self.ranks, self.cluster, self.algorithms = ranks, cluster, algorithms
         self.moves_data = moves_data
         self._rng = {}
+        self._loss_ops: dict[int, bool] = {}
         self._first_rng = torch.Generator().get_state()
         self.clock = Clockwork(
             threads, explain=self._explain, leave=self._leave, enter=self._enter
@@ -49,6 +51,7 @@ class Simulation:
         self.messages: list[tuple] = []
         self.bytes_per_link: dict[tuple[int, int], int] = {}
         self.memories: dict = {}  # rank: RankMemory, where memory is metered
+        self.stepping: set[int] = set()  # ranks inside an optimizer's step
         self.streams = [[] for _ in range(threads)]
         self.current = [Stream() for _ in range(threads)]  # the stream each rank works on
         self._links: dict[tuple[int, int], tuple] = {}
@@ -59,9 +62,11 @@ class Simulation:
     def _leave(self, rank: int) -> None:
         # each rank has a random generator of its own, as a process has
         self._rng[rank] = torch.default_generator.get_state()
+        self._loss_ops[rank] = loss_is_parallel()
 
     def _enter(self, rank: int) -> None:
         torch.default_generator.set_state(self._rng.get(rank, self._first_rng))
+        set_loss_parallel(self._loss_ops.get(rank, False))
 
     def _explain(self) -> BaseException:
         return reports.deadlock(self)

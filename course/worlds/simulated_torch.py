@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from course.worlds.simulated_group import SimulatedGroup
+from course.worlds.simulated_loss import loss_is_parallel, set_loss_parallel
 
 _here = threading.local()  # .simulation and .rank, on the threads of ranks
 
@@ -58,7 +59,7 @@ dist.Backend.register_backend("simulated", _create, extended_api=True, devices=[
 def threads_are_ranks():
     """For the time of a run: process groups per thread, and one torch thread for all."""
     world, threads, hook = c10d._world, torch.get_num_threads(), sys.excepthook
-    random_state = torch.default_generator.get_state()
+    random_state, in_loss = torch.default_generator.get_state(), loss_is_parallel()
     wait_all = torch.futures.wait_all
     c10d._world = _WorldOfThread()
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
@@ -74,6 +75,7 @@ def threads_are_ranks():
         torch._C._distributed_c10d._set_thread_isolation_mode(False)
         torch.set_num_threads(threads)
         torch.default_generator.set_state(random_state)
+        set_loss_parallel(in_loss)
 
 
 @contextlib.contextmanager

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from course.checks import chapter_02, chapter_03, chapter_04
+from course.checks import chapter_02, chapter_03, chapter_04, lab_01
 from course.checks.exercise import Exercise
 from course.checks.verdict import Verdict
 
 __all__ = ["Verdict", "check", "exercise", "exercises"]
 
-_ALL = {
-    e.name: e for chapter in (chapter_02, chapter_03, chapter_04) for e in chapter.EXERCISES
-}
+_HOMES = (chapter_02, chapter_03, chapter_04, lab_01)
+_ALL = {e.name: e for home in _HOMES for e in home.EXERCISES}
 
 
 def exercises(chapter: str | None = None) -> tuple[str, ...]:
-    """Names of the exercises, of one chapter ("03") or of all."""
+    """Names of the exercises, of one chapter ("03", "lab 01") or of all."""
     chapters = sorted({e.chapter for e in _ALL.values()})
     if chapter is not None and chapter not in chapters:
         raise ValueError(f"chapter must be one of {chapters}, not {chapter!r}")

@@ -31,15 +31,16 @@ def receive(tensor: torch.Tensor, source: int, group=None) -> None:
 
 
 def start_exchange(out, to: int, into, source: int, group=None) -> list:
-    """Begin to send one contiguous tensor and to receive another. Returns works to wait for.
+    """Begin to receive one contiguous tensor and to send another.
 
-    The receive's work is the last. NCCL needs both in one batch: a send and a receive
-    that are launched one after the other may wait for each other forever.
+    Returns what to wait for, the receive first, each to be waited for once. NCCL needs
+    both in one batch (and returns one work): a send and a receive that are launched one
+    after the other may wait for each other forever.
     """
     return dist.batch_isend_irecv(
         [
-            dist.P2POp(dist.isend, out, group=group, group_peer=to),
             dist.P2POp(dist.irecv, into, group=group, group_peer=source),
+            dist.P2POp(dist.isend, out, group=group, group_peer=to),
         ]
     )
 

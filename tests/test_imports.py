@@ -29,7 +29,7 @@ MODULE_LINES, FUNCTION_LINES = 300, 40
 IMPORT_S = 0.5
 
 MODULES = sorted((ROOT / "course").rglob("*.py"))
-PYTHON = sorted(p for folder in ("course", "tests") for p in (ROOT / folder).rglob("*.py"))
+PYTHON = sorted(p for folder in ("course", "labs", "tests") for p in (ROOT / folder).rglob("*.py"))
 each_module = pytest.mark.parametrize(
     "path", MODULES, ids=lambda path: str(path.relative_to(ROOT))
 )

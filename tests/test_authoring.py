@@ -1,0 +1,232 @@
+"""`python -m course.authoring`: what a build fills, stores, strips and leaves alone."""
+
+import inspect
+import json
+import re
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from course.authoring import shown
+from course.authoring.__main__ import problems
+from course.authoring.build import BuildError, build, read, tidy
+from course.authoring.drafts import from_script, to_script
+from course.authoring.pictures import (
+    FIGURE_MIME,
+    SVG_MIME,
+    WIDGET_MIME,
+    Painter,
+    figure_id,
+    keep_picture,
+)
+from course.authoring.svg import shrink
+
+SHOWN = "# shown from course.authoring.shown: fill"
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def stored(path, *sources, **metadata):
+    """A notebook of these code cells, on disk."""
+    cells = [new_code_cell(source, metadata=metadata) for source in sources]
+    nbformat.write(new_notebook(cells=cells), path)
+    return path
+
+
+# --- Shown cells ------------------------------------------------------------------------
+
+
+def test_a_shown_cell_is_the_source_letter_for_letter():
+    notebook = new_notebook(cells=[new_code_cell(SHOWN)])
+    assert shown.fill(notebook) == 1
+    first, rest = notebook.cells[0].source.split("\n", 1)
+    assert first == SHOWN
+    assert rest + "\n" == inspect.getsource(shown.fill)
+    assert shown.fill(notebook) == 0
+
+
+def test_an_edited_shown_cell_is_noticed_and_mended():
+    notebook = new_notebook(cells=[new_markdown_cell("x"), new_code_cell(SHOWN)])
+    shown.fill(notebook)
+    filled = notebook.cells[1].source
+    notebook.cells[1].source = filled.replace("notebook", "book", 1)
+    assert shown.outdated_cells(notebook) == [(1, filled)]
+
+
+def test_other_cells_are_not_filled():
+    for source in ("x = 1", "# shown from elsewhere: fill", "y = 2\n" + SHOWN):
+        assert shown.shown_name(source) is None
+
+
+@pytest.mark.parametrize(
+    "line", ["course.no_such: fill", "course.authoring.shown: no_such"]
+)
+def test_a_name_the_package_lacks_is_named(line):
+    module, name = line.split(": ")
+    with pytest.raises(ValueError, match=f"cannot show {name} of {module}"):
+        shown.shown_source(module, name)
+
+
+# --- Running and tidying ----------------------------------------------------------------
+
+
+def test_a_build_runs_from_the_top_and_a_second_changes_nothing(tmp_path):
+    path = stored(tmp_path / "a.ipynb", "import os\nprint('one')", "print('two')\n1 + 1")
+    said = []
+    with Painter() as painter:
+        assert build(path, painter, said.append)
+        before = path.read_bytes()
+        assert not build(path, painter, said.append)
+    assert path.read_bytes() == before
+    assert [cell.execution_count for cell in read(path).cells] == [1, 2]
+    assert said[:2] == [f"{path}: cell 1/2", f"{path}: cell 2/2"]
+    assert problems(path) == []
+
+
+def test_a_failing_cell_is_named_and_the_file_left_as_it_was(tmp_path):
+    path = stored(tmp_path / "a.ipynb", "x = 1", "1 / 0")
+    before = path.read_bytes()
+    with Painter() as painter, pytest.raises(BuildError) as caught:
+        build(path, painter, quiet)
+    assert f"{path}: code cell 2 of 2: CellExecutionError" in str(caught.value)
+    assert "ZeroDivisionError" in str(caught.value) and "\x1b" not in str(caught.value)
+    assert path.read_bytes() == before
+
+
+def test_a_cell_that_is_meant_to_raise_keeps_one_line_without_paths(tmp_path):
+    path = stored(tmp_path / "a.ipynb", "1 / 0", tags=["raises-exception"])
+    with Painter() as painter:
+        build(path, painter, quiet)
+    (output,) = read(path).cells[0].outputs
+    assert output.traceback == ["ZeroDivisionError: division by zero"]
+
+
+def test_tidy_drops_what_differs_between_runs():
+    cell = new_code_cell("x", metadata={"tags": ["exercise"], "execution": {"a": "now"}})
+    cell.outputs = [new_output("stream", text=text) for text in ("one ", "two")]
+    notebook = new_notebook(cells=[cell], metadata={"widgets": {"state": 1}})
+    notebook.metadata.language_info = {"name": "python", "version": "3.11.7"}
+    tidy(notebook)
+    assert "widgets" not in notebook.metadata
+    assert "version" not in notebook.metadata.language_info
+    assert cell.metadata == {"tags": ["exercise"]}
+    assert [output.text for output in cell.outputs] == ["one two"]
+
+
+def test_tidy_keeps_ids_and_names_cells_that_have_none():
+    cells = [new_markdown_cell("x", id="mine"), new_markdown_cell("y")]
+    notebook = new_notebook(cells=cells)
+    cells[1].id = "mine"
+    tidy(notebook)
+    assert cells[0].id == "mine" and cells[1].id not in ("mine", "")
+    named = cells[1].id
+    tidy(notebook)
+    assert cells[1].id == named
+
+
+# --- Pictures ---------------------------------------------------------------------------
+
+
+def figure(title="Ring", ys=(1.23456, 2, 3)):
+    return {"data": [{"y": list(ys)}], "layout": {"title": {"text": title}}}
+
+
+class Counting:
+    """Stands in for the painter: how often was it asked?"""
+
+    drawn = 0
+
+    def draw(self, _):
+        self.drawn += 1
+        return "<svg/>"
+
+
+def live_output():
+    data = {
+        FIGURE_MIME: figure(),
+        WIDGET_MIME: {"model_id": "a"},
+        "text/plain": "Figure: R",
+    }
+    return new_output("display_data", data=data)
+
+
+def test_a_live_figure_is_stored_as_picture_and_text():
+    output = live_output()
+    keep_picture(output, Counting(), {})
+    assert output.data == {SVG_MIME: "<svg/>", "text/plain": "Figure: R"}
+    assert output.metadata == {"figure": figure_id(figure())}
+
+
+def test_a_picture_of_the_same_figure_is_used_again():
+    painter, output = Counting(), live_output()
+    keep_picture(output, painter, {figure_id(figure()): "<svg>old</svg>"})
+    assert output.data[SVG_MIME] == "<svg>old</svg>" and painter.drawn == 0
+    assert figure_id(figure()) != figure_id(figure(ys=(1, 2, 4)))
+
+
+def test_drawn_picture_is_small_whole_and_the_same_each_time(chromium_path, monkeypatch):
+    monkeypatch.setenv("BROWSER_PATH", chromium_path)
+    with Painter() as painter:
+        svg = painter.draw(figure())
+        assert painter.draw(figure()) == svg
+    assert len(svg) < 10_000
+    assert ">Ring</text>" in svg
+    assert re.search(r"\d\.\d\d", svg) is None
+    referred = set(re.findall(r"url\(#([^)]+)\)", svg))
+    assert referred and referred == set(re.findall(r' id="([^"]+)"', svg))
+    assert all(name.startswith(figure_id(figure())) for name in referred)
+
+
+def test_shrink_keeps_what_shows_and_drops_what_does_not():
+    svg = (
+        '<svg xmlns="http://www.w3.org/2000/svg"><defs><clipPath id="a"><rect/></clipPath>'
+        '<clipPath id="b"><rect/></clipPath></defs><g class="x"><g/><path d="M0,0Z"/>'
+        '<path clip-path="url(#a)" d="M1.2345,-0.02L3,4" '
+        'style="fill: rgb(0, 158, 115); opacity: 1; stroke-opacity: 0.5;"/></g></svg>'
+    )
+    assert shrink(svg, "f") == (
+        '<svg xmlns="http://www.w3.org/2000/svg"><defs><clipPath id="f-0"><rect />'
+        '</clipPath></defs><path clip-path="url(#f-0)" d="M1.2,-0L3,4" '
+        'style="fill:#009e73;stroke-opacity:0.5" /></svg>'
+    )
+
+
+def test_a_build_stores_a_live_figure_s_picture(tmp_path, chromium_path, monkeypatch):
+    monkeypatch.setenv("BROWSER_PATH", chromium_path)
+    source = (
+        "from course.figures.theme import new_figure\nfrom course.widgets import show\n"
+        "show(new_figure('Ring').add_bar(y=[1, 2]))"
+    )
+    path = stored(tmp_path / "a.ipynb", source)
+    with Painter() as painter:
+        build(path, painter, quiet)
+        before = path.read_bytes()
+        assert not build(path, painter, quiet)
+    assert path.read_bytes() == before
+    (output,) = read(path).cells[0].outputs
+    assert set(output.data) == {SVG_MIME, "text/plain"}
+    assert output.data["text/plain"] == "Figure: Ring"
+
+
+# --- Drafts -----------------------------------------------------------------------------
+
+
+def test_a_draft_keeps_ids_and_outputs_of_cells_that_did_not_change(tmp_path):
+    path, script = tmp_path / "a.ipynb", tmp_path / "a.py"
+    with Painter() as painter:
+        build(stored(path, "x = 1", "x + 1", SHOWN), painter, quiet)
+    before = read(path).cells
+    to_script(path, script)
+    assert "def fill" not in script.read_text()
+    text = script.read_text().replace("x = 1", "# %% [markdown]\n# new\n\n# %%\nx = 1", 1)
+    script.write_text(text)
+    from_script(script, path)
+    after = read(path).cells
+    assert [cell.source for cell in after if cell.source == "x + 1"]
+    kept = next(cell for cell in after if cell.source == "x + 1")
+    assert kept.id == before[1].id and kept.outputs == before[1].outputs
+    assert len({cell.id for cell in after}) == len(after)
+    assert "jupytext" not in json.dumps(read(path).metadata)

@@ -35,9 +35,10 @@ def complaint(run: Run, case: Case, exercise: OnRanks) -> Fault | None:
     limits = exercise.limits(case)
     return (
         _too_little(run, limits)
-        or _against_rules(run, exercise)
+        or _not_by_hand(run, exercise)
         or _out_of_nodes(run, case, limits)
         or _too_much(run, limits)
+        or _no_ring(run, exercise)
         or _too_slow(run, limits)
     )
 
@@ -56,20 +57,22 @@ def _too_little(run: Run, limits: Limits) -> Fault | None:
     return None
 
 
-def _against_rules(run: Run, exercise: OnRanks) -> Fault | None:
-    if exercise.by_hand:
-        for rank in range(run.ranks):
-            called = collective_calls(run, rank)
-            if called:
-                says = f"rank {rank} calls {called[0]}: write this one with send and recv"
-                return "against the rules", f"right values, but {says}"
-    if exercise.ring:
-        for message in run.messages:
-            distance = (message.destination - message.source) % run.ranks
-            if distance not in (1, run.ranks - 1):
-                says = f"rank {message.source} sent to rank {message.destination}"
-                rule = "in a ring a rank sends to its neighbours only"
-                return "against the rules", f"right values, but {says}: {rule}"
+def _not_by_hand(run: Run, exercise: OnRanks) -> Fault | None:
+    for rank in range(run.ranks if exercise.by_hand else 0):
+        called = collective_calls(run, rank)
+        if called:
+            says = f"rank {rank} calls {called[0]}: write this one with send and recv"
+            return "against the rules", f"right values, but {says}"
+    return None
+
+
+def _no_ring(run: Run, exercise: OnRanks) -> Fault | None:
+    for message in run.messages if exercise.ring else ():
+        distance = (message.destination - message.source) % run.ranks
+        if distance not in (1, run.ranks - 1):
+            says = f"rank {message.source} sent to rank {message.destination}"
+            rule = "in a ring a rank sends to its neighbours only"
+            return "against the rules", f"right values, but {says}: {rule}"
     return None
 
 

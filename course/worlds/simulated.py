@@ -34,7 +34,7 @@ from course.worlds import parcel
 from course.worlds import simulated_reports as reports
 from course.worlds.run import RankError, Run
 from course.worlds.simulated_fake import FakeCollectives, as_fake, fake_mode, fake_rule
-from course.worlds.simulated_memory import RankMemory, memory_is_seen
+from course.worlds.simulated_memory import RankMemory, torch_tells
 from course.worlds.simulated_meter import RankMeter
 from course.worlds.simulated_mirror import MirroredSimulation
 from course.worlds.simulated_output import printed_by_rank, show
@@ -112,8 +112,8 @@ class SimulatedRanks:
     def _around(self):
         """What is different in this process while a run lasts."""
         with threads_are_ranks(), streams_are_simulated(), contextlib.ExitStack() as more:
-            if self.memory:
-                more.enter_context(memory_is_seen())
+            if self.memory or self.compute == "roofline":
+                more.enter_context(torch_tells())
             yield
 
     @contextlib.contextmanager

@@ -136,11 +136,10 @@ MOVES = {
 
 def mirrored(call, ranks: int) -> None:
     """Do the collective as if all `ranks` ranks had made the very same call."""
-    if call.kind == "all_to_all":
+    if call.kind in ("all_to_all", "scatter"):
         for output in call.outputs:
             copy(output, call.inputs[call.group_rank])
-        return
-    if call.kind == "reduce_scatter":
+    elif call.kind == "reduce_scatter":
         for output, inputs in zip(call.outputs, call.inputs, strict=True):
             copy(output, _times(inputs[call.group_rank], call.op, ranks))
     elif call.kind in ("all_reduce", "reduce"):

@@ -138,6 +138,10 @@ def _registered(kind: str):
 
 
 def _before_step(stepping, args, kwargs):
+    here = simulation_here()
+    if here is None:
+        return
+    here[0].stepping.add(here[1])
     memory = memory_here()
     if memory is None:
         return
@@ -150,6 +154,10 @@ def _before_step(stepping, args, kwargs):
 
 
 def _after_step(stepping, args, kwargs):
+    here = simulation_here()
+    if here is None:
+        return
+    here[0].stepping.discard(here[1])
     memory = memory_here()
     if memory is None:
         return
@@ -160,7 +168,7 @@ def _after_step(stepping, args, kwargs):
 
 
 @contextlib.contextmanager
-def memory_is_seen():
+def torch_tells():
     """For the time of a run: torch's hooks and resizes reach the ranks' memories."""
     resize = torch.UntypedStorage.resize_
 

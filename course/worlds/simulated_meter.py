@@ -17,18 +17,25 @@ from torch.utils.flop_counter import flop_registry
 from course.facts import Gpu
 from course.worlds.simulated_calls import readers_line
 
-_is_view: dict = {}
+# Operations that only reserve memory or only look at a tensor from another side
+_FREE = {
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided",
+    "_unsafe_view", "lift_fresh", "set_", "resize_", "_local_scalar_dense",
+}  # fmt: skip
+_is_free: dict = {}
 _MESH_FILES = ("distributed/device_mesh.py", "distributed/_mesh_layout.py")
 
 
-def is_view(operation) -> bool:
-    """Whether an operation's outputs share its input's memory, so that no byte moves."""
-    known = _is_view.get(operation)
+def is_free(operation) -> bool:
+    """Whether an operation moves no byte: views, and what only reserves memory."""
+    known = _is_free.get(operation)
     if known is None:
         returns = operation._schema.returns
-        known = _is_view[operation] = bool(returns) and all(
+        view = bool(returns) and all(
             r.alias_info is not None and not r.alias_info.is_write for r in returns
         )
+        known = view or operation._overloadpacket.__name__ in _FREE
+        _is_free[operation] = known
     return known
 
 
@@ -83,15 +90,15 @@ class RankMeter(TorchDispatchMode):
         self.simulation.clock.progress += 1
         if operation.namespace == "prim":  # "on which device?": no work
             return operation(*args, **kwargs)
-        if self.fake and _makes_a_mesh(sys._getframe(1)):
-            # A mesh is made of numbers that must be read: let them be real
+        if _makes_a_mesh(sys._getframe(1)):
+            # A mesh lives on the host, and its numbers must be read: let them be real
             with torch._C._DisableTorchDispatch():
                 return operation(*args, **kwargs)
         out = operation(*args, **kwargs)
         if operation.namespace in ("c10d", "_c10d_functional", "_dtensor"):
             if self.fake:
                 self.fake.collective(operation, args, out)
-        elif self.gpu is not None and not is_view(operation):
+        elif self.gpu is not None and not is_free(operation):
             self._charge(operation, args, kwargs, out)
         if self.memory is not None:
             self.memory.see(out)
@@ -101,6 +108,8 @@ class RankMeter(TorchDispatchMode):
         seconds = roofline_seconds(operation, args, kwargs, out, self.gpu)
         if seconds:
             name = operation._overloadpacket.__name__
-            if torch._C._current_graph_task_id() != -1:
+            if self.rank in self.simulation.stepping:
+                name += " optimizer"
+            elif torch._C._current_graph_task_id() != -1:
                 name += " backward"
             self.simulation.spend(self.rank, seconds, name, readers_line(sys._getframe(3)))

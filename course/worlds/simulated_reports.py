@@ -89,7 +89,8 @@ def unfinished(collective, shared) -> str:
     missing = [shared.members[r] for r, call in enumerate(collective.calls) if call is None]
     return (
         f"the run is over, but {names(missing)} never joined a collective"
-        f"{_call_lines(collective.first)}\n  Rule: every rank of a group makes the same calls."
+        f"{_call_lines(collective.first)}\n  Rule: every rank of a group makes "
+        "the same calls."
     )
 
 

@@ -19,7 +19,7 @@ from course.worlds import Run, World
 # On such wires bytes cost nothing, so that the seconds of a run are its steps: the
 # messages on the longest chain in which each must wait for the one before.
 _STEP = Link("one second a message", latency_s=1.0, bytes_per_s=1e18)
-_TIMEOUT_S = 5
+_TIMEOUT_S = 20  # of real time without a call: an endless loop, on a busy machine
 
 
 def grade(exercise: OnRanks, function: Callable) -> Verdict:

@@ -164,8 +164,9 @@ def test_a_prediction_is_committed_from_the_keyboard(lab_page, tmp_path):
     lab_page.assert_clean()
 
 
-def test_figures_come_back_after_a_kernel_restart(lab_page, tmp_path):
-    lab_page.open(write_notebook(tmp_path / "widgets" / "restart.ipynb", [WAVE, EXPLORE]))
+def test_figures_come_back_after_a_restart_and_in_a_second_notebook(lab_page, tmp_path):
+    folder = tmp_path / "widgets"
+    lab_page.open(write_notebook(folder / "first.ipynb", [WAVE, EXPLORE]))
     run_to_drawn(lab_page, 1, PATIENCE_MS)
     page = lab_page.page
     page.evaluate(
@@ -174,7 +175,18 @@ def test_figures_come_back_after_a_kernel_restart(lab_page, tmp_path):
     run_to_drawn(lab_page, 1, PATIENCE_MS)
     page.get_by_role("slider", name="ranks").press("ArrowLeft")
     wait_for_title(page, "ring of 3 ranks")
+    second = lab_page.server.add(write_notebook(folder / "second.ipynb", [WAVE, EXPLORE]))
+    page.evaluate(
+        """async path => {
+            const opened = window.jupyterapp.commands.execute("docmanager:open", { path });
+            await (await opened).sessionContext.ready;
+        }""",
+        second,
+    )
+    run_to_drawn(lab_page, 1, PATIENCE_MS)
     assert page.evaluate("Object.keys(ringToRack.plotly).length") == 1
+    assert page.locator(".rr-plot .main-svg").count() >= 2
+    assert not lab_page.outside_requests
 
 
 def test_a_notebook_that_was_not_run_shows_its_pictures(lab_page, tmp_path):

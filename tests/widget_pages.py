@@ -31,10 +31,11 @@ def write_notebook(path: Path, cells: list[str]) -> Path:
 
 
 def drawn_figures() -> str:
-    """JavaScript: how many live figures of the page are drawn."""
+    """JavaScript: how many live figures were drawn since the last `run_to_drawn`."""
     return (
         "[...document.querySelectorAll('.rr-plot')]"
-        ".filter(plot => plot.rrFigure && plot.querySelector('.main-svg')).length"
+        ".filter(plot => plot.rrFigure && plot.querySelector('.main-svg'))"
+        ".filter(plot => !plot.dataset.before).length"
     )
 
 
@@ -43,7 +44,8 @@ def run_to_drawn(lab_page, figures: int, timeout_ms: int) -> float:
     page = lab_page.page
     page.evaluate(
         """() => {
-            document.querySelectorAll(".rr-plot").forEach(plot => plot.remove());
+            const plots = document.querySelectorAll(".rr-plot");
+            plots.forEach(plot => { plot.dataset.before = 1; });
             window.ranAt = performance.now();
             window.jupyterapp.commands.execute("notebook:run-all-cells");
         }"""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # `course.widgets` starts without torch, and the worlds may b
 MOST_FRAMES = 400
 # a run with more moments than this is shown at so many of them, evenly chosen
 MOST_MOMENTS = 60
-MOST_NAMED = 3
+MOST_NAMED = 4
 
 
 def stepper(
@@ -132,7 +132,9 @@ def _add_now(figure: go.Figure, now: float, end: float) -> None:
 
 
 def _caption(run: Run, now_s: float) -> str:
-    doing = [e for e in run.events if e.start_s <= now_s < e.end_s]
+    now = [e for e in run.events if e.start_s <= now_s < e.end_s]
+    # what is sent says what is received
+    doing = sorted(now, key=lambda e: "recv" in e.name)
     named = "; ".join(_doing(e) for e in doing[:MOST_NAMED]) or "nothing is under way"
     more = f"; and {len(doing) - MOST_NAMED} more" if len(doing) > MOST_NAMED else ""
     return f"At {write_seconds(now_s)}: {named}{more}."

@@ -5,6 +5,8 @@ n  ranks    M  nbytes, the whole buffer    alpha, B  of one link, one direction
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import plotly.graph_objects as go
 
@@ -117,8 +119,10 @@ def _add_workers(figure, workers, seconds, name: str, color: str) -> None:
 
 
 def _linear_seconds(top: float) -> dict:
-    """A linear axis from 0 with four ticks, each written in its best unit."""
-    ticks = [top * k / 4 for k in range(5)]
+    """A linear axis from 0 with round ticks, each written in its best unit."""
+    power = 10 ** math.floor(math.log10(top))
+    step = next(s * power for s in (0.2, 0.25, 0.5, 1, 2) if top <= 5 * s * power)
+    ticks = [k * step for k in range(6)]
     return {
         "range": [0, top * 1.05],
         "tickvals": ticks,

@@ -23,7 +23,6 @@ What is not
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 
 import torch.distributed as dist
@@ -33,6 +32,7 @@ from course.costs.traffic import ALGORITHMS
 from course.worlds import parcel
 from course.worlds import simulated_reports as reports
 from course.worlds.run import RankError, Run
+from course.worlds.simulated_clock import Stalled
 from course.worlds.simulated_fake import FakeCollectives, as_fake, fake_mode, fake_rule
 from course.worlds.simulated_memory import RankMemory, torch_tells
 from course.worlds.simulated_meter import RankMeter
@@ -41,7 +41,7 @@ from course.worlds.simulated_output import printed_by_rank, show
 from course.worlds.simulated_record import record_of
 from course.worlds.simulated_run import Simulation
 from course.worlds.simulated_streams import streams_are_simulated
-from course.worlds.simulated_torch import thread_is_rank, threads_are_ranks
+from course.worlds.simulated_torch import simulation_here, thread_is_rank, threads_are_ranks
 
 COLLECTIVES = (
     "all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter",
@@ -97,8 +97,7 @@ class SimulatedRanks:
                 function, args = parcel.unpack(work)
                 results[rank] = function(*(as_fake(fake, args) if fake else args))
 
-        if not _one_run.acquire(blocking=False):
-            raise RuntimeError("a simulated run is under way: one can run at a time")
+        _take_the_turn()
         try:
             with self._around(), printed_by_rank() as printed:
                 self._go(simulation, body)
@@ -138,12 +137,11 @@ class SimulatedRanks:
         clock = simulation.clock
         try:
             clock.run(body, stall_s=self.timeout_s)
-        except TimeoutError:
-            frame = sys._current_frames().get(clock.threads[clock.running].ident)
-            raise reports.stalled(clock.running, self.timeout_s, frame) from None
+        except Stalled as late:
+            raise reports.stalled(late.rank, self.timeout_s, late.stack) from None
         except RankError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if clock.failed_rank is None:
                 raise
             if self.tensors == "fake" and (rule := fake_rule(error)):
@@ -152,6 +150,16 @@ class SimulatedRanks:
 
     def close(self) -> None:
         pass
+
+
+def _take_the_turn() -> None:
+    if simulation_here():
+        raise RuntimeError(
+            "a rank cannot start ranks of its own: run the World in the notebook, "
+            "outside the function that ranks run"
+        )
+    if not _one_run.acquire(blocking=False):
+        raise RuntimeError("a simulated run is under way: one can run at a time")
 
 
 def _one_of(name: str, value, choices: tuple) -> None:

@@ -11,6 +11,7 @@ import sys
 from collections import deque
 
 from course.worlds.places import Place, is_readers
+from course.worlds.verdict import names
 
 _is_readers: dict[str, bool] = {}  # by file name; asked for on every call
 
@@ -18,14 +19,18 @@ _is_readers: dict[str, bool] = {}  # by file name; asked for on every call
 def readers_line(frame) -> tuple | None:
     """(code, line number) of the innermost frame that is the reader's, or None."""
     while frame is not None:
-        name = frame.f_code.co_filename
-        mine = _is_readers.get(name)
-        if mine is None:
-            mine = _is_readers[name] = is_readers(name)
-        if mine:
+        if is_readers_code(frame.f_code):
             return frame.f_code, frame.f_lineno
         frame = frame.f_back
     return None
+
+
+def is_readers_code(code) -> bool:
+    name = code.co_filename
+    mine = _is_readers.get(name)
+    if mine is None:
+        mine = _is_readers[name] = is_readers(name)
+    return mine
 
 
 def place_of(line: tuple | None) -> Place | None:
@@ -67,15 +72,20 @@ class Call:
             text += f" {way} rank {self.group.members[self.peer]}"
         elif self.kind == "recv":
             text += " from any rank"
-        if self.shape is not None:
+        if self.splits is not None:
+            text += f" of {str(self.dtype).removeprefix('torch.')}"
+        elif self.shape is not None:
             text += f" of {str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
         if self.kind in ("send", "recv"):
-            return text + (f", tag {self.tag}" if self.tag else "")
+            tag = f", tag {self.tag}" if self.tag else ""
+            return text + tag + self.group.shared.suffix
         if self.op:
             text += f", {self.op}"
         if self.root is not None:
             text += f", root {self.group.members[self.root]}"
-        return text
+        if self.splits is not None:
+            text += f", sends {self.splits[0]} elements, receives {self.splits[1]}"
+        return text + self.group.shared.suffix
 
     def key(self) -> tuple:
         """What must be the same on all ranks of a collective."""
@@ -117,14 +127,30 @@ class MismatchedCalls(Exception):
 class GroupCalls:
     """All open calls of one group, shared by the ranks that are its members."""
 
-    def __init__(self, name: str, members: list[int]):
+    def __init__(self, name: str, members: list[int], number: int = 0):
         self.name, self.members = name, members
+        self.number = number  # 0 is the world, then as they were made
+        self.makers: dict[int, tuple | None] = {}  # rank: the line that made it
         self.collectives: dict[int, Collective] = {}
         self.next_sequence = [0] * len(members)
         # (source, destination, tag), in group ranks: calls not yet matched
         self.sends: dict[tuple, deque] = {}
         self.receives: dict[tuple, deque] = {}
         self.any_source: dict[tuple, deque] = {}  # (destination, tag)
+
+    def __str__(self) -> str:
+        return (
+            f"group {self.number} ({names(self.members)})" if self.number else "the world"
+        )
+
+    @property
+    def suffix(self) -> str:
+        """Which group a call is of, where it is not the world."""
+        return f", in {self}" if self.number else ""
+
+    def not_made_by(self) -> list[int]:
+        """Members that never called new_group for it."""
+        return [rank for rank in self.members if rank not in self.makers]
 
     def collective(self, call: Call) -> list[Call] | None:
         """Join the rank's next collective; all its calls, once it is complete."""
@@ -194,7 +220,8 @@ def check_splits(calls: list[Call]) -> None:
         for j, receiver in enumerate(calls):
             if sender.splits[0][j] != receiver.splits[1][i]:
                 rule = (
-                    f"rank {sender.rank} sends {sender.splits[0][j]} elements to rank "
+                    "as much as one rank sends to another, that one must expect from it: "
+                    f"rank {sender.rank} sends {sender.splits[0][j]} to rank "
                     f"{receiver.rank}, which expects {receiver.splits[1][i]}"
                 )
                 raise MismatchedCalls(sender, receiver, rule)

@@ -12,15 +12,26 @@ import contextlib
 import ctypes
 import itertools
 import os
+import sys
 import threading
 import time
+import traceback
 from _thread import allocate_lock
 from collections.abc import Callable
 from heapq import heappop, heappush
 
 # What one look at `work.is_completed()` costs, so that a rank that polls moves on in time.
 POLL_S = 1e-6
+DEAD_POLLS = 1000  # looks in a row, when nothing can come any more, that are a deadlock
 STACK_BYTES = 64 * 2**20  # of address space: deep models recurse, pages come as touched
+
+
+class Stalled(Exception):
+    """A rank runs on and on. `stack`: its (code, line number), innermost first."""
+
+    def __init__(self, rank: int, stack: list):
+        super().__init__(rank)
+        self.rank, self.stack = rank, stack
 
 
 class Stopped(BaseException):
@@ -57,6 +68,7 @@ class Clockwork:
         self.ranks = ranks
         self.clock = [0.0] * ranks
         self.waiting: list = [None] * ranks  # the work that each rank waits for
+        self.polled: list = [None] * ranks  # the work that each rank polls
         self.state = ["new"] * ranks  # new, running, waiting, returned
         self.threads: list[threading.Thread] = []
         self.failure: BaseException | None = None
@@ -66,6 +78,9 @@ class Clockwork:
         self._explain, self._leave, self._enter = explain, leave, enter
         self._gates = [allocate_lock() for _ in range(ranks)]
         self._done = allocate_lock()
+        self._dead_polls = 0
+        self._caught = [0] * ranks  # how often a rank's own code has caught Stopped
+        self._aside: set[int] = set()
         self._runnable = [(0.0, rank) for rank in range(ranks)]
         self._events: list = []
         self._order = itertools.count()
@@ -91,9 +106,10 @@ class Clockwork:
 
     def wait(self, rank: int, work) -> None:
         """Return when `work.end_s` is known, with the rank's clock not before it."""
-        self.progress += 1
         if self.failure:
-            raise Stopped
+            self._unwind(rank)
+        self.progress += 1
+        self.polled[rank] = None
         if work.end_s is None:
             self.waiting[rank] = work
             self._give_way(rank)
@@ -105,13 +121,34 @@ class Clockwork:
         if self.waiting[rank] is work:
             heappush(self._runnable, (max(self.clock[rank], work.end_s), rank))
 
-    def poll(self, rank: int) -> None:
+    def poll(self, rank: int, work) -> None:
         """Let the others go first, up to a moment later than now."""
         if self.failure:
-            raise Stopped
+            self._unwind(rank)
+        self.polled[rank] = work
+        self._check_polls()
         self.clock[rank] += POLL_S
         heappush(self._runnable, (self.clock[rank], rank))
         self._give_way(rank)
+
+    def _check_polls(self) -> None:
+        """A deadlock, too: all who could go on only ask whether something has come."""
+        if self._events or any(self.polled[rank] is None for _, rank in self._runnable):
+            self._dead_polls = 0
+        self._dead_polls += 1
+        if self._dead_polls > DEAD_POLLS:
+            self._fail(None, self._explain())
+            raise Stopped
+
+    def _unwind(self, rank: int) -> None:
+        """Stop the rank. Where its code catches even that, again and again, leave it."""
+        self._caught[rank] += 1
+        if self._caught[rank] > 100:
+            self._aside.add(rank)
+            self.state[rank] = "returned"
+            self._end(rank)
+            self._gates[rank].acquire()  # for ever: nobody passes to it any more
+        raise Stopped
 
     def _give_way(self, rank: int) -> None:
         after = self._next_rank()
@@ -157,8 +194,9 @@ class Clockwork:
             self.stop(interrupt)
             self._done.acquire(timeout=2.0)
             raise
-        for thread in self.threads:
-            thread.join()
+        for rank, thread in enumerate(self.threads):
+            if rank not in self._aside:
+                thread.join()
         if self.failure:
             raise self.failure
 
@@ -185,7 +223,11 @@ class Clockwork:
             if self.progress != seen:
                 seen, since = self.progress, time.monotonic()
             elif time.monotonic() - since > stall_s:
-                raise TimeoutError(self.running)
+                raise Stalled(self.running, self._stack(self.running))
+
+    def _stack(self, rank: int) -> list:
+        frame = sys._current_frames().get(self.threads[rank].ident)
+        return [(frame.f_code, line) for frame, line in traceback.walk_stack(frame)]
 
     def stop(self, reason: BaseException) -> None:
         """Make the rank that runs now, and then all others, unwind."""

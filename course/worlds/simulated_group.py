@@ -14,6 +14,7 @@ from course.worlds.simulated_calls import Call, GroupCalls
 from course.worlds.simulated_tensors import (
     check_contiguous,
     check_dense,
+    check_list,
     equal_parts,
     row_parts,
 )
@@ -84,15 +85,23 @@ class SimulatedGroup(dist.ProcessGroup):
     def __repr__(self) -> str:
         return f"<simulated group of ranks {self.members}, seen by {self.rank_in_world}>"
 
+    def _check_rank(self, name: str, rank: int) -> None:
+        if not 0 <= rank < self.size():
+            raise ValueError(
+                f"{name}: there is no rank {rank} among the {self.size()} of the group"
+            )
+
     # --- Messages --------------------------------------------------------------------
 
     def send(self, tensors, destination, tag=0):
+        self._check_rank("send", destination)
         check_contiguous("send", tensors[0])
         call = Call("send", self, tensors, [], tensors[0], tag=tag, peer=destination)
         self.simulation.send(call)
         return self._work(call, tensors)
 
     def recv(self, tensors, source, tag=0):
+        self._check_rank("recv", source)
         check_contiguous("recv", tensors[0])
         call = Call("recv", self, [], tensors, tensors[0], tag=tag, peer=source)
         self.simulation.receive(call)
@@ -107,6 +116,8 @@ class SimulatedGroup(dist.ProcessGroup):
     # --- Collectives -----------------------------------------------------------------
 
     def _post(self, kind, inputs, outputs, like, value, *, nbytes, **more):
+        if more.get("root") is not None:
+            self._check_rank(kind, more["root"])
         if inputs is outputs:  # in place
             for tensor in inputs:
                 check_dense(kind, tensor)
@@ -160,6 +171,8 @@ class SimulatedGroup(dist.ProcessGroup):
         )
 
     def allgather(self, outputs, inputs, opts=None):
+        for places, tensor in zip(outputs, inputs, strict=True):
+            check_list("all_gather: tensor_list", places, self.size(), tensor)
         size = self.size() * sum(map(_nbytes, inputs))
         return self._post("all_gather", inputs, outputs, inputs[0], outputs, nbytes=size)
 
@@ -190,18 +203,24 @@ class SimulatedGroup(dist.ProcessGroup):
         root = opts.rootRank if opts else 0
         size = self.size() * _nbytes(inputs[0])
         flat = list(outputs[0]) if outputs else []
+        if root == self.rank():
+            check_list("gather: gather_list", flat, self.size(), inputs[0])
         return self._post("gather", inputs, flat, inputs[0], inputs, nbytes=size, root=root)
 
     def scatter(self, outputs, inputs, opts=None):
         root = opts.rootRank if opts else 0
         size = self.size() * _nbytes(outputs[0])
         flat = list(inputs[0]) if inputs else []
+        if root == self.rank():
+            check_list("scatter: scatter_list", flat, self.size(), outputs[0])
         return self._post(
             "scatter", flat, outputs, outputs[0], outputs, nbytes=size, root=root
         )
 
     def reduce_scatter(self, outputs, inputs, opts=None):
         op = _op(opts, outputs[0])
+        for tensor, pieces in zip(outputs, inputs, strict=True):
+            check_list("reduce_scatter: input_list", pieces, self.size(), tensor)
         size = self.size() * sum(map(_nbytes, outputs))
         return self._post(
             "reduce_scatter", inputs, outputs, outputs[0], outputs, nbytes=size, op=op
@@ -226,6 +245,8 @@ class SimulatedGroup(dist.ProcessGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def alltoall(self, outputs, inputs, opts=None):
+        check_list("all_to_all: output_tensor_list", outputs, self.size())
+        check_list("all_to_all: input_tensor_list", inputs, self.size())
         call = Call("all_to_all", self, list(inputs), list(outputs), inputs[0])
         call.splits = [t.numel() for t in inputs], [t.numel() for t in outputs]
         call.nbytes = sum(map(_nbytes, inputs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -18,6 +19,7 @@ from course.worlds.simulated_calls import (
     MismatchedCalls,
     check_pair,
     check_splits,
+    readers_line,
 )
 from course.worlds.simulated_clock import Clockwork
 from course.worlds.simulated_loss import loss_is_parallel, set_loss_parallel
@@ -76,9 +78,10 @@ class Simulation:
     def group(self, name: str, members: list[int], rank: int) -> GroupCalls:
         known = self.groups.get(name)
         if known is None:
-            known = self.groups[name] = GroupCalls(name, members)
+            known = self.groups[name] = GroupCalls(name, members, len(self.groups))
         elif known.members != members:
             raise Mismatch(reports.wrong_group(rank, known.members, members), rank)
+        known.makers[rank] = readers_line(sys._getframe(1))
         return known
 
     # --- Waiting ---------------------------------------------------------------------
@@ -86,8 +89,8 @@ class Simulation:
     def wait(self, call: Call) -> None:
         self.clock.wait(call.rank, call)
 
-    def poll(self, rank: int) -> None:
-        self.clock.poll(rank)
+    def poll(self, call: Call) -> None:
+        self.clock.poll(call.rank, call)
 
     def spend(self, rank: int, seconds: float, name: str, line=None) -> None:
         """The rank computes for so long."""
@@ -249,6 +252,8 @@ class Simulation:
                 raise Mismatch(
                     reports.unfinished(collective, shared), collective.first.rank
                 )
+            if shared.not_made_by() and self.clock.ranks == self.ranks:
+                raise Mismatch(reports.not_made(shared), shared.not_made_by()[0])
 
 
 def _size(calls: list[Call]) -> float:

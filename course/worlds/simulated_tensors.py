@@ -21,6 +21,20 @@ def check_dense(name: str, tensor: torch.Tensor) -> None:
         check_contiguous(name, tensor)
 
 
+def check_list(name: str, tensors: list, n: int, like: torch.Tensor | None = None) -> None:
+    """One tensor for each of n ranks, each with as many elements as `like`."""
+    if len(tensors) != n:
+        raise ValueError(
+            f"{name} must hold a tensor for each of the {n} ranks, not {len(tensors)}"
+        )
+    for i, tensor in enumerate(tensors):
+        if like is not None and tensor.numel() != like.numel():
+            raise ValueError(
+                f"{name}[{i}] must have the shape {list(like.shape)} of this rank's "
+                f"tensor, not {list(tensor.shape)}"
+            )
+
+
 def equal_parts(tensor: torch.Tensor, n: int, name: str) -> list[torch.Tensor]:
     """The tensor as n equal flat pieces, views of it."""
     if tensor.numel() % n:

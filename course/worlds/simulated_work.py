@@ -28,7 +28,7 @@ class SimulatedWork(_Work):
 
     def is_completed(self) -> bool:
         if self._call.end_s is None:
-            self._simulation.poll(self._call.rank)
+            self._simulation.poll(self._call)
         return self._call.end_s is not None
 
     def is_success(self) -> bool:

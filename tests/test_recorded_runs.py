@@ -122,3 +122,14 @@ def test_recording_leaves_no_trace(world, capfd):
 
     assert world.run(is_marked, record=True).results == [True] * 4
     assert world.run(is_marked).results == [False] * 4
+
+
+def test_after_a_recorded_run_collectives_work_as_before(world):
+    def all_ranks_add_up():
+        errands.collectives()  # a barrier among them
+        x = torch.ones(2)
+        torch.distributed.all_reduce(x)
+        return x.tolist()
+
+    world.run(errands.collectives, record=True)
+    assert world.run(all_ranks_add_up).results == [[4.0, 4.0]] * 4

@@ -114,9 +114,13 @@ def _marked_groups():
 
 
 def _replace(undo, owner, name, marked):
-    original = getattr(owner, name)
-    setattr(owner, name, marked(original))
-    undo.callback(setattr, owner, name, original)
+    # As it stands in the class: what getattr gives would no longer bind to a group.
+    original = vars(owner).get(name)
+    setattr(owner, name, marked(getattr(owner, name)))
+    if original is None:
+        undo.callback(delattr, owner, name)
+    else:
+        undo.callback(setattr, owner, name, original)
 
 
 def _marked_method(call):

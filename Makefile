@@ -21,7 +21,10 @@ STAMP := $(VENV)/.installed
 # A shell command in a notebook (`!torchrun ...`) must find this environment's programs first.
 WITH_PATH = PATH="$(CURDIR)/$(BIN):$$PATH"
 
-LAB_FLAGS = --LabApp.news_url= \
+# The server's folder is the whole course, so that its file browser reaches the labs too.
+LAB_FLAGS = --ServerApp.root_dir="$(CURDIR)" \
+  --LabApp.default_url=/lab/tree/$(or $(NOTEBOOK),notebooks/00_start_here.ipynb) \
+  --LabApp.news_url= \
   --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
   $(if $(filter 0,$(shell id -u)),--allow-root)
 
@@ -38,7 +41,7 @@ help: ## print this list
 lab: $(STAMP) ## create the environment if needed and open JupyterLab at the first chapter
 	@# Stored pictures are shown only in notebooks that are trusted: these are our own.
 	@$(BIN)/jupyter trust $(wildcard notebooks/*.ipynb labs/*.ipynb) >/dev/null
-	$(WITH_PATH) $(BIN)/jupyter lab $(LAB_FLAGS) $(LAB_ARGS) $(or $(NOTEBOOK),notebooks/00_start_here.ipynb)
+	$(WITH_PATH) $(BIN)/jupyter lab $(LAB_FLAGS) $(LAB_ARGS)
 
 test: lint ## create the environment if needed and run every test: code, notebooks, browser
 	$(WITH_PATH) $(BIN)/python -m pytest $(PYTEST_FLAGS) tests notebooks labs

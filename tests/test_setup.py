@@ -211,6 +211,19 @@ def test_an_unfit_python_is_named(copy, trouble, says):
     assert copy.installs() == []
 
 
+@pytest.mark.parametrize(
+    ("words", "opens"),
+    [
+        ((), "/lab/tree/notebooks/00_start_here.ipynb"),
+        (("NOTEBOOK=labs/01_ring.ipynb",), "/lab/tree/labs/01_ring.ipynb"),
+    ],
+)
+def test_lab_opens_a_notebook_in_the_whole_course(copy, words, opens):
+    (command,) = re.findall(r".*/jupyter lab .*", copy.make("-n", "lab", *words).stdout)
+    assert f"--LabApp.default_url={opens} " in command
+    assert f'--ServerApp.root_dir="{copy.folder}"' in command
+
+
 def test_a_missing_python_is_named(copy):
     done = copy.make("setup", "PYTHON=no-such-python")
     assert done.returncode != 0 and "no-such-python was not found" in done.stdout

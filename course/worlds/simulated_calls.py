@@ -46,7 +46,7 @@ class Call:
     __slots__ = (
         "kind", "rank", "group", "group_rank", "inputs", "outputs", "op", "root", "tag",
         "peer", "nbytes", "clock_s", "start_s", "end_s", "line", "source", "shape", "dtype",
-        "sequence", "splits",
+        "sequence", "splits", "during",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +63,7 @@ class Call:
         self.shape = None if like is None else like.shape
         self.dtype = None if like is None else like.dtype
         self.line = readers_line(sys._getframe(2))
+        self.during = sys.exc_info()[1]  # an error on its way, in a "finally"
 
     def describe(self) -> str:
         """'all_reduce of float32 [4, 2], sum'."""

@@ -101,7 +101,15 @@ def _broken_rule(first: Call, second: Call) -> str:
 
 
 def _call_lines(call: Call) -> str:
-    return f"\n  rank {call.rank} calls {call.describe()}{at(call.line)}"
+    return f"\n  rank {call.rank} calls {call.describe()}{at(call.line)}{_during(call)}"
+
+
+def _during(call: Call) -> str:
+    """The error that the rank was about to raise when it made the call."""
+    error = call.during
+    if error is None:
+        return ""
+    return f"\n      while it handles {type(error).__name__}: {error}"
 
 
 def unanswered(call: Call) -> str:
@@ -120,10 +128,13 @@ def unfinished(collective, shared: GroupCalls) -> str:
     )
 
 
-def wrong_group(rank: int, first: list[int], second: list[int]) -> str:
+def wrong_group(known: GroupCalls, rank: int, members: list[int], line) -> str:
+    maker, made_at = next(iter(known.makers.items()))
     return (
-        f"rank {rank} calls new_group for {names(second)} where another rank calls it "
-        f"for {names(first)}\n  Rule: {_NEW_GROUP}."
+        "different calls of new_group where all ranks must make the same one"
+        f"\n  rank {maker} calls it for {names(known.members)}{at(made_at)}"
+        f"\n  rank {rank} calls it for {names(members)}{at(line)}"
+        f"\n  Rule: {_NEW_GROUP}."
     )
 
 
@@ -158,7 +169,7 @@ def deadlock(simulation) -> Deadlock:
         calls.append(call)
         how = "waits in" if clock.waiting[rank] else "asks again and again after its"
         line = readers_line(frames.get(clock.threads[rank].ident)) or call.line
-        lines.append(f"  rank {rank} {how} {call.describe()}{at(line)}")
+        lines.append(f"  rank {rank} {how} {call.describe()}{at(line)}{_during(call)}")
     text = "deadlock: nobody can go on\n" + "\n".join(_shortened(lines))
     returned = [rank for rank, state in enumerate(clock.state) if state == "returned"]
     return Deadlock("\n  ".join([text, *_hints(calls, returned)]))

@@ -76,12 +76,12 @@ class Simulation:
     # --- Groups ----------------------------------------------------------------------
 
     def group(self, name: str, members: list[int], rank: int) -> GroupCalls:
-        known = self.groups.get(name)
+        known, line = self.groups.get(name), readers_line(sys._getframe(1))
         if known is None:
             known = self.groups[name] = GroupCalls(name, members, len(self.groups))
         elif known.members != members:
-            raise Mismatch(reports.wrong_group(rank, known.members, members), rank)
-        known.makers[rank] = readers_line(sys._getframe(1))
+            raise Mismatch(reports.wrong_group(known, rank, members, line), rank)
+        known.makers[rank] = line
         return known
 
     # --- Waiting ---------------------------------------------------------------------

@@ -105,7 +105,7 @@ def _seconds_of_slowest(functions, nbytes: int, repeats: int) -> torch.Tensor:
     return seconds.cpu()
 
 
-def seconds_of(function: Callable, buffer: torch.Tensor) -> float:
+def seconds_of(function, buffer: torch.Tensor) -> float:
     """Seconds of one call on this rank, by the clock of the device that holds the buffer.
 
     On a GPU: from when its queue reaches the call until it has done all that was queued.

@@ -168,7 +168,7 @@ class GroupCalls:
     def send(self, call: Call) -> Call | None:
         """The receive that waits for this send, or None: then the send waits."""
         key = (call.group_rank, call.peer, call.tag)
-        receive = _pop(self.receives, key) or _pop(self.any_source, key[1:])
+        receive = _pop(self.receives, key)
         if receive is None:
             self.sends.setdefault(key, deque()).append(call)
         return receive
@@ -176,21 +176,29 @@ class GroupCalls:
     def receive(self, call: Call) -> Call | None:
         """The send that waits for this receive, or None: then the receive waits."""
         if call.peer is None:
-            return self._receive_any(call)
+            mine = (call.group_rank, call.tag)
+            self.any_source.setdefault(mine, deque()).append(call)
+            return None
         key = (call.peer, call.group_rank, call.tag)
         send = _pop(self.sends, key)
         if send is None:
             self.receives.setdefault(key, deque()).append(call)
         return send
 
-    def _receive_any(self, call: Call) -> Call | None:
-        mine = (call.group_rank, call.tag)
+    def next_from_any(self, mine: tuple) -> tuple[float, tuple] | None:
+        """When a receive from any rank meets its send, and that send's key; or None.
+
+        mine: (destination, tag). Of the sends that wait, the one that was called first.
+        """
+        receives = self.any_source.get(mine)
         waiting = [key for key, queue in self.sends.items() if key[1:] == mine and queue]
-        if not waiting:
-            self.any_source.setdefault(mine, deque()).append(call)
+        if not receives or not waiting:
             return None
         first = min(waiting, key=lambda key: (self.sends[key][0].clock_s, key))
-        return _pop(self.sends, first)
+        return max(receives[0].clock_s, self.sends[first][0].clock_s), first
+
+    def take_from_any(self, mine: tuple, key: tuple) -> tuple[Call, Call]:
+        return self.sends[key].popleft(), self.any_source[mine].popleft()
 
     def open_messages(self) -> list[Call]:
         """Sends and receives that nobody has answered."""

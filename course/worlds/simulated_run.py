@@ -109,12 +109,30 @@ class Simulation:
         receive = call.group.shared.send(call)
         if receive is not None:
             self._start_message(call, receive)
+        else:
+            self._expect_from_any(call.group.shared, (call.peer, call.tag))
 
     def receive(self, call: Call) -> None:
         call.clock_s = self.clock.clock[call.rank]
         send = call.group.shared.receive(call)
         if send is not None:
             self._start_message(send, call)
+        elif call.peer is None:
+            self._expect_from_any(call.group.shared, (call.group_rank, call.tag))
+
+    def _expect_from_any(self, shared: GroupCalls, mine: tuple) -> None:
+        """Let a receive from any rank wait for its time: an earlier send may yet come."""
+        if mine not in shared.any_source:
+            return
+        found = shared.next_from_any(mine)
+        if found:
+            self.clock.at(found[0], partial(self._match_any, shared, mine))
+
+    def _match_any(self, shared: GroupCalls, mine: tuple, now_s: float) -> None:
+        found = shared.next_from_any(mine)
+        if found and found[0] <= now_s:
+            self._start_message(*shared.take_from_any(mine, found[1]))
+        self._expect_from_any(shared, mine)
 
     def _start_message(self, send: Call, receive: Call) -> None:
         try:

@@ -152,7 +152,7 @@ REPORTS = {
         Deadlock,
         None,
         "rank 0 waits in send to rank 1 of float32 [2]",
-        "rank 1 has returned without receiving this.",
+        "rank 1 has returned without receiving from rank 0.",
     ),
     "irecv_that_nobody_answers": (
         Mismatch,
@@ -247,6 +247,25 @@ def test_report(name):
     if kind is not RankError:  # the line itself, and not one of torch's
         assert "rank_functions/mistakes.py line " in str(error)
         assert "site-packages" not in str(error)
+
+
+def test_ring_in_which_all_send_first():
+    text = str(report(mistakes.ring_of_sends, 3))
+    for rank in range(3):
+        assert f"rank {rank} waits in send to rank {(rank + 1) % 3} of float32 [2]" in text
+    assert "Let one side receive first, or use isend and wait later." in text
+
+
+def test_wrong_peer():
+    text = str(report(mistakes.wrong_peer, 3))
+    assert "rank 0 sends to rank 1, which waits for rank 2: they never meet." in text
+    assert "rank 2 has returned without sending to rank 1." in text
+
+
+def test_one_of_four_takes_another_way():
+    text = str(report(mistakes.one_of_four_takes_another_way, 4))
+    assert "rank 2 waits in send to rank 0 of float32 [1]" in text
+    assert "all_reduce of ranks 0-3 is not called by rank 2." in text
 
 
 def test_every_mistake_leaves_the_next_run_alone():

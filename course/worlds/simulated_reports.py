@@ -200,8 +200,8 @@ def _gone_hint(call: Call, returned: list[int]) -> str:
     peer = call.group.members[call.peer]
     if peer not in returned:
         return ""
-    never = "receiving this" if call.kind == "send" else "sending this"
-    return f"rank {peer} has returned without {never}."
+    never = "receiving from" if call.kind == "send" else "sending to"
+    return f"rank {peer} has returned without {never} rank {call.rank}."
 
 
 def _all_alike(messages: list[Call]) -> str:
@@ -247,7 +247,7 @@ def _crossed_hint(*calls: Call) -> str:
 
 
 def _near_misses(calls: list[Call]) -> list[str]:
-    """Sends and receives that would meet but for their tag or their group."""
+    """Sends and receives that would meet but for their peer, tag or group."""
     open_calls = {id(c): c for call in calls for c in call.group.simulation.open_messages()}
     sends = [c for c in open_calls.values() if c.kind == "send"]
     receives = [c for c in open_calls.values() if c.kind == "recv" and c.peer is not None]
@@ -256,9 +256,10 @@ def _near_misses(calls: list[Call]) -> list[str]:
         for receive in receives:
             if receive.rank != send.group.members[send.peer]:
                 continue
-            if receive.group.members[receive.peer] != send.rank:
-                continue
-            if send.tag != receive.tag:
+            source = receive.group.members[receive.peer]
+            if source != send.rank:
+                what = f"to rank {receive.rank}, which waits for rank {source}"
+            elif send.tag != receive.tag:
                 what = (
                     f"with tag {send.tag}, rank {receive.rank} receives tag {receive.tag}"
                 )

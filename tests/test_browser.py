@@ -29,7 +29,10 @@ def test_pictures_before_and_widgets_after_running(lab_page, path: Path):
     shown = lab_page.page.locator(".jp-RenderedSVG img")
     assert shown.count() == stored_pictures(path)
     for i in range(shown.count()):
-        assert shown.nth(i).evaluate("image => image.complete && image.naturalWidth > 0")
+        lab_page.page.wait_for_function(
+            "image => image.complete && image.naturalWidth > 0",
+            arg=shown.nth(i).element_handle(),
+        )
     lab_page.assert_clean()
 
     lab_page.run_all()

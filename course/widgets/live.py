@@ -24,6 +24,7 @@ from functools import cache
 from importlib.resources import files
 
 import anywidget
+import ipywidgets
 import plotly.graph_objects as go
 import traitlets
 from plotly.offline import get_plotlyjs, get_plotlyjs_version
@@ -33,10 +34,13 @@ WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 BUILDING = "RING_TO_RACK_BUILD"
 
 
-class _Library(anywidget.AnyWidget):
-    """plotly.js, gzipped. It has no view: figures in the page read its bytes."""
+class _Library(ipywidgets.Widget):
+    """plotly.js, gzipped. It has no view: figures in the page read its bytes.
 
-    _esm = "export default { render() {} }"
+    Not an AnyWidget: that one reports an error in the page when it is not set up within
+    2 s, and this first and largest model of a page may take longer on a busy machine.
+    """
+
     source = traitlets.Bytes().tag(sync=True)
 
 

@@ -76,7 +76,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "Python's venv module is missing: install it (Debian and Ubuntu: apt install python3-venv)"; exit 1; }
 	@rm -f $@
 	$(PYTHON) -m venv $(VENV)
-	@sed $(if $(TORCH),'s/^torch==.*/torch==$(TORCH)/',-n p) constraints.txt > $(VENV)/constraints.txt
+	@# another torch may need another setuptools than the pinned one
+	@sed $(if $(TORCH),-e 's/^torch==.*/torch==$(TORCH)/' -e '/^setuptools==/d',-n p) constraints.txt > $(VENV)/constraints.txt
 	$(BIN)/python -m pip install -c $(VENV)/constraints.txt $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX)) torch
 	$(BIN)/python -m pip install -c $(VENV)/constraints.txt -e '.[test]'
 	@mkdir -p $(VENV)/share/jupyter/lab/settings

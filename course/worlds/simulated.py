@@ -34,6 +34,7 @@ from course.worlds import simulated_reports as reports
 from course.worlds.run import RankError, Run
 from course.worlds.simulated_clock import Stalled
 from course.worlds.simulated_fake import FakeCollectives, as_fake, fake_mode, fake_rule
+from course.worlds.simulated_fsdp import pieces_on_demand
 from course.worlds.simulated_memory import RankMemory, torch_tells
 from course.worlds.simulated_meter import RankMeter
 from course.worlds.simulated_mirror import MirroredSimulation
@@ -113,6 +114,8 @@ class SimulatedRanks:
         with threads_are_ranks(), streams_are_simulated(), contextlib.ExitStack() as more:
             if self.memory or self.compute == "roofline":
                 more.enter_context(torch_tells())
+            if self.mirror:
+                more.enter_context(pieces_on_demand())
             yield
 
     @contextlib.contextmanager

@@ -137,7 +137,7 @@ class Clockwork:
             self._dead_polls = 0
         self._dead_polls += 1
         if self._dead_polls > DEAD_POLLS:
-            self._fail(None, self._explain())
+            self.fail(None, self._explain())
             raise Stopped
 
     def _unwind(self, rank: int) -> None:
@@ -156,7 +156,7 @@ class Clockwork:
             return
         self.state[rank] = "waiting"
         if after is None:
-            self._fail(None, self._explain())
+            self.fail(None, self._explain())
             raise Stopped
         self._leave(rank)
         self._pass_to(after)
@@ -177,16 +177,7 @@ class Clockwork:
         """Run body(rank) on every rank; raise what the first failing one raised."""
         for gate in (*self._gates, self._done):
             gate.acquire()
-        before = threading.stack_size(STACK_BYTES)
-        try:
-            for rank in range(self.ranks):
-                thread = threading.Thread(
-                    target=self._thread, args=(rank, body), daemon=True, name=f"rank {rank}"
-                )
-                self.threads.append(thread)
-                thread.start()
-        finally:
-            threading.stack_size(before)
+        self._start_threads(body)
         self._pass_to(self._next_rank())
         try:
             self._watch(stall_s)
@@ -232,13 +223,13 @@ class Clockwork:
     def stop(self, reason: BaseException) -> None:
         """Make the rank that runs now, and then all others, unwind."""
         running = self.running
-        self._fail(None, reason)
+        self.fail(None, reason)
         if running is not None and self.threads[running].is_alive():
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 ctypes.c_ulong(self.threads[running].ident), ctypes.py_object(Stopped)
             )
 
-    def _fail(self, rank: int | None, reason: BaseException) -> None:
+    def fail(self, rank: int | None, reason: BaseException) -> None:
         if self.failure is None:
             self.failure, self.failed_rank = reason, rank
 
@@ -252,7 +243,7 @@ class Clockwork:
         except Stopped:
             pass
         except BaseException as error:
-            self._fail(rank, error)
+            self.fail(rank, error)
         self.state[rank] = "returned"
         self._end(rank)
 
@@ -263,9 +254,9 @@ class Clockwork:
             try:
                 after = self._next_rank()
                 if after is None and "waiting" in self.state:
-                    self._fail(None, self._explain())
+                    self.fail(None, self._explain())
             except BaseException as error:
-                self._fail(rank, error)
+                self.fail(rank, error)
         if self.failure:
             left = [r for r, state in enumerate(self.state) if state in ("new", "waiting")]
             after = left[0] if left else None

@@ -129,7 +129,7 @@ class SimulatedGroup(dist.ProcessGroup):
     def _work(self, call: Call, value: list) -> SimulatedWork:
         memory = self.simulation.memories.get(self.rank_in_world)
         if memory is not None:
-            memory.note_all((call.inputs, call.outputs), "communication")
+            memory.note_all((call.inputs, call.outputs, value), "communication")
         work = SimulatedWork(self.simulation, call, value)
         if self._coalesced is not None:
             self._coalesced.append(work)
@@ -173,8 +173,11 @@ class SimulatedGroup(dist.ProcessGroup):
     def allgather(self, outputs, inputs, opts=None):
         for places, tensor in zip(outputs, inputs, strict=True):
             check_list("all_gather: tensor_list", places, self.size(), tensor)
+        return self._all_gather(inputs, outputs, outputs)
+
+    def _all_gather(self, inputs, lists, value):
         size = self.size() * sum(map(_nbytes, inputs))
-        return self._post("all_gather", inputs, outputs, inputs[0], outputs, nbytes=size)
+        return self._post("all_gather", inputs, lists, inputs[0], value, nbytes=size)
 
     def allgather_coalesced(self, outputs, inputs, opts=None):
         """outputs: for each rank a list of k tensors, the other way round than above."""
@@ -195,7 +198,7 @@ class SimulatedGroup(dist.ProcessGroup):
                     f"elements of input, {tensor.numel() * self.size()}, "
                     f"not {parts[0].numel() * self.size()}"
                 )
-        return self.allgather(lists, inputs, opts)
+        return self._all_gather(inputs, lists, outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -218,12 +221,14 @@ class SimulatedGroup(dist.ProcessGroup):
         )
 
     def reduce_scatter(self, outputs, inputs, opts=None):
-        op = _op(opts, outputs[0])
         for tensor, pieces in zip(outputs, inputs, strict=True):
             check_list("reduce_scatter: input_list", pieces, self.size(), tensor)
-        size = self.size() * sum(map(_nbytes, outputs))
+        return self._reduce_scatter(inputs, outputs, opts)
+
+    def _reduce_scatter(self, lists, outputs, opts):
+        op, size = _op(opts, outputs[0]), self.size() * sum(map(_nbytes, outputs))
         return self._post(
-            "reduce_scatter", inputs, outputs, outputs[0], outputs, nbytes=size, op=op
+            "reduce_scatter", lists, outputs, outputs[0], outputs, nbytes=size, op=op
         )
 
     def reduce_scatter_single(self, output, tensor, opts=None):
@@ -240,7 +245,7 @@ class SimulatedGroup(dist.ProcessGroup):
                     f"elements of output, {output.numel() * self.size()}, "
                     f"not {parts[0].numel() * self.size()}"
                 )
-        return self.reduce_scatter(outputs, lists, opts)
+        return self._reduce_scatter(lists, outputs, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 

@@ -83,6 +83,15 @@ class MirroredSimulation(Simulation):
             call.clock_s, ports, seconds, seconds, partial(self._end_mirrored, call)
         )
 
+    def collective_cost(self, shared, kind: str, nbytes: float) -> tuple:
+        """As for all ranks, but only rank 0's own ports can be in its way."""
+        ports, seconds = super().collective_cost(shared, kind, nbytes)
+        if len(ports) > 4:
+            mine = {*self.cluster.ports(0, 0), *_nic_ports(self.cluster)}
+            ports = tuple(port for port in ports if port in mine)
+            self._costs[shared.name, kind, nbytes] = ports, seconds
+        return ports, seconds
+
     def _end_mirrored(self, call: Call, start_s: float, end_s: float) -> None:
         if self.moves_data:
             self._quietly(data.mirrored, call, call.group.size())
@@ -121,6 +130,10 @@ class MirroredSimulation(Simulation):
     def open_messages(self) -> list[Call]:
         queues = (*self._sends.values(), *self._receives.values())
         return [call for queue in queues for call in queue]
+
+
+def _nic_ports(cluster) -> tuple:
+    return ("nic out", *cluster.nic_of(0)), ("nic in", *cluster.nic_of(0))
 
 
 def _not_symmetric(call: Call, what: str) -> RankError:

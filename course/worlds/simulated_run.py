@@ -12,7 +12,7 @@ from course.costs.topology import Cluster, collective_ports, collective_seconds
 from course.costs.traffic import traffic
 from course.worlds import simulated_data as data
 from course.worlds import simulated_reports as reports
-from course.worlds.run import Mismatch
+from course.worlds.run import Mismatch, RankError
 from course.worlds.simulated_calls import (
     Call,
     GroupCalls,
@@ -72,6 +72,11 @@ class Simulation:
 
     def _explain(self) -> BaseException:
         return reports.deadlock(self)
+
+    def _failed(self, error: RankError) -> RankError:
+        # The run has failed even where the reader's code catches this
+        self.clock.fail(error.rank, error)
+        return error
 
     # --- Groups ----------------------------------------------------------------------
 
@@ -138,7 +143,7 @@ class Simulation:
         try:
             check_pair(send, receive)
         except MismatchedCalls as wrong:
-            raise reports.mismatch(wrong) from None
+            raise self._failed(reports.mismatch(wrong)) from None
         receive.source, receive.nbytes = send.group_rank, send.nbytes
         ports, latency_s, bytes_per_s = self._link(send.rank, receive.rank)
         hold_s = send.nbytes / bytes_per_s
@@ -202,7 +207,7 @@ class Simulation:
             if calls is not None and call.kind == "all_to_all":
                 check_splits(calls)
         except MismatchedCalls as wrong:
-            raise reports.mismatch(wrong) from None
+            raise self._failed(reports.mismatch(wrong)) from None
         if calls is not None:
             self._start_collective(calls)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+MANY = 256  # pieces: above, they are cut when asked for
+
 
 def check_contiguous(name: str, tensor: torch.Tensor) -> None:
     """gloo and NCCL both refuse a tensor with gaps, or in another order than its rows'."""
@@ -35,12 +37,37 @@ def check_list(name: str, tensors: list, n: int, like: torch.Tensor | None = Non
             )
 
 
-def equal_parts(tensor: torch.Tensor, n: int, name: str) -> list[torch.Tensor]:
+class Pieces:
+    """torch.chunk(tensor, n, dim), padded with empty pieces to n, cut when asked for.
+
+    A mirrored rank of 16,384 looks at two of its pieces; cutting all took minutes.
+    """
+
+    def __init__(self, tensor: torch.Tensor, n: int, dim: int = 0):
+        self._tensor, self._n, self._dim = tensor, n, dim
+        self._size = -(-tensor.shape[dim] // n)  # rounded up, as torch.chunk does
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if not 0 <= index < self._n:
+            raise IndexError(index)
+        start = index * self._size
+        left = self._tensor.shape[self._dim] - start
+        if left <= 0 and index > 0:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, start, min(self._size, left))
+
+
+def equal_parts(tensor: torch.Tensor, n: int, name: str):
     """The tensor as n equal flat pieces, views of it."""
     if tensor.numel() % n:
         raise ValueError(f"{name} must divide by the {n} ranks, not {list(tensor.shape)}")
     check_contiguous(name, tensor)
     flat = tensor.detach().view(-1)
+    if n > MANY:
+        return Pieces(flat, n)
     return list(flat.chunk(n)) if flat.numel() else [flat] * n
 
 

@@ -5,7 +5,7 @@ g  GPUs a node, k  nodes, n = g * k ranks, M  nbytes, the whole buffer.
 
 from dataclasses import dataclass
 
-from course.costs.collectives import FREE, Cost, check_nbytes, check_ranks, cost
+from course.costs.collectives import FREE, Cost, check_nbytes, check_ranks, core, cost
 from course.facts import Link
 
 
@@ -61,6 +61,34 @@ def flat_ring_all_reduce(gpus: int, nodes: int, nbytes: float) -> TwoLevelCost:
     _check(gpus, nodes, nbytes)
     whole = cost("all_reduce", "ring", gpus * nodes, nbytes)
     return TwoLevelCost(whole, FREE) if nodes == 1 else TwoLevelCost(FREE, whole)
+
+
+# The algorithms of ranks at distances 1, 2, 4, ...: the near partners are in the node.
+BY_DISTANCE = ("tree", "recursive_doubling", "halving_doubling")
+
+
+def all_reduce_by_distance(
+    algorithm: str, gpus: int, nodes: int, nbytes: float
+) -> TwoLevelCost:
+    """A flat tree or butterfly where ranks fill node after node, g and k powers of two.
+
+    Its distances below g stay inside, the others leave the node, each rank by a network
+    card of its own. There "tree" and "recursive_doubling" send all of M in each step;
+    "halving_doubling" (near first) has M/g left, which makes it hierarchical all-reduce
+    with butterflies for rings.
+    algorithm: one of BY_DISTANCE
+    """
+    _check(gpus, nodes, nbytes)
+    if algorithm not in BY_DISTANCE:
+        raise ValueError(f"algorithm must be one of {list(BY_DISTANCE)}, not {algorithm!r}")
+    for name, value in (("gpus", gpus), ("nodes", nodes)):
+        if core(value) != value:
+            raise ValueError(f"{name} must be a power of two, not {value}")
+    left = nbytes / gpus if algorithm == "halving_doubling" else nbytes
+    return TwoLevelCost(
+        inside=cost("all_reduce", algorithm, gpus, nbytes),
+        across=cost("all_reduce", algorithm, nodes, left),
+    )
 
 
 def hierarchical_all_reduce_seconds(

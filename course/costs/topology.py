@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from course.costs.collectives import cost
+from course.costs.collectives import cost, rounds
 from course.facts import DGX_H100, Gpu, Link, Node
 
 # A port carries one message at a time in its direction: ("nvlink out", 3), ("nic in", 0, 1)
@@ -136,14 +136,15 @@ def collective_seconds(
 
     On one node: steps * alpha + bytes / B of that formula, exactly. Over k nodes the
     steps that leave a node are (k - 1) / (n - 1) of all: NCCL's src/graph/tuning.cc
-    counts nInter = 2 (nNodes - 1) of the 2 (nRanks - 1) steps of a ring all-reduce.
+    counts nInter = 2 (nNodes - 1) of the 2 (nRanks - 1) steps of a ring all-reduce, and
+    log2(nNodes) levels of a tree. Trees and butterflies: log2(k) of log2(n) steps.
     """
     n = len(members)
     if n == 1:
         return 0.0
     total = cost(collective, algorithm, n, nbytes)
     homes = nodes_of(cluster, members)
-    outside = total.steps * (len(homes) - 1) / (n - 1)
+    outside = total.steps * _share_outside(algorithm, len(homes), n)
     node = cluster.node
     latency_s = (
         outside * node.nic.latency_s + (total.steps - outside) * node.fabric.latency_s
@@ -151,6 +152,13 @@ def collective_seconds(
     if collective in ("all_to_all", "scatter", "gather") and len(homes) > 1:
         return latency_s + _scattered_seconds(cluster, homes, n, collective, nbytes)
     return latency_s + total.bytes_sent / ring_bytes_per_s(cluster, members)
+
+
+def _share_outside(algorithm: str, nodes: int, n: int) -> float:
+    """The part of the steps that leave a node."""
+    if algorithm in ("ring", "naive"):
+        return (nodes - 1) / (n - 1)
+    return rounds(nodes) / rounds(n)
 
 
 def _scattered_seconds(

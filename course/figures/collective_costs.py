@@ -13,7 +13,12 @@ import numpy as np
 import plotly.graph_objects as go
 
 from course.costs import collectives as costs
-from course.costs.hierarchical import hierarchical_all_reduce, leader_all_reduce
+from course.costs.hierarchical import (
+    BY_DISTANCE,
+    all_reduce_by_distance,
+    hierarchical_all_reduce,
+    leader_all_reduce,
+)
 from course.costs.topology import cluster_for, collective_seconds
 from course.facts import DGX_H100, GIB, KIB, Link, Node
 from course.figures import theme
@@ -74,8 +79,16 @@ def _seconds(collective: str, algorithm: str, ranks: int, where, nbytes: float) 
     if algorithm in TWO_LEVEL:
         cost = TWO_LEVEL[algorithm](where.gpus, ranks // where.gpus, nbytes)
         return cost.seconds(where.fabric, where.nic)
+    if collective == "all_reduce" and _by_distance(algorithm, ranks, where):
+        cost = all_reduce_by_distance(algorithm, where.gpus, ranks // where.gpus, nbytes)
+        return cost.seconds(where.fabric, where.nic)
     cluster = cluster_for(ranks, where)
     return collective_seconds(cluster, range(ranks), collective, algorithm, nbytes)
+
+
+def _by_distance(algorithm: str, ranks: int, where: Node) -> bool:
+    powers = costs.core(ranks) == ranks and costs.core(where.gpus) == where.gpus
+    return algorithm in BY_DISTANCE and powers and ranks > where.gpus
 
 
 def _sizes(low_bytes: int, high_bytes: int, per_doubling: int) -> np.ndarray:

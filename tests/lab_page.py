@@ -232,6 +232,17 @@ class LabPage:
         self._until_done(
             "() => window.jupyterapp.commands.execute('notebook:run-all-cells')", timeout_s
         )
+        # JupyterLab's own promise ends at a cell that is meant to raise; others still run
+        self.page.wait_for_function(
+            """() => {
+                const panel = window.jupyterapp.shell.currentWidget;
+                const idle = panel.sessionContext.session.kernel.status === "idle";
+                if (!idle) window.idleSince = null;
+                else window.idleSince ??= performance.now();
+                return idle && performance.now() - window.idleSince > 1000;
+            }""",
+            timeout=timeout_s * 1000,
+        )
         self.wait_for_widgets()
 
     def wait_for_widgets(self, timeout_s: float = 60) -> None:

@@ -20,7 +20,7 @@ REPORTS = {
     "only_rank_0_reduces": (
         Deadlock,
         None,
-        "deadlock: nobody can go on",
+        "nobody can go on",
         "rank 0 waits in all_reduce of float32 [4], sum",
         "in only_rank_0_reduces: dist.all_reduce(torch.ones(4))",
         "rank 1 has returned",

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from course.worlds import parcel, places, profile
 from course.worlds.protocol import Job, Left, Raised, Ready, Returned, Seat, Unsendable
+from course.worlds.quiet import ignore_new_names
 
 _C = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1
@@ -116,6 +117,7 @@ def _take_seat(seat: Seat) -> Ready:
         RANK=str(seat.rank), WORLD_SIZE=str(seat.ranks), LOCAL_RANK=str(seat.rank)
     )
     torch.set_num_threads(max(1, _cores() // seat.ranks))
+    ignore_new_names()
     _meet(seat)
     return Ready()
 

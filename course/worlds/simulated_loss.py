@@ -11,15 +11,20 @@ import sys
 _MODULE = "torch.distributed.tensor.parallel.loss"
 
 
-def _handlers(loss) -> dict:
-    return loss.DTensor._op_dispatcher._custom_op_handlers
+_known: tuple | None = None  # torch's table of handlers, and one operation of loss_parallel
 
 
 def loss_is_parallel() -> bool:
-    """Whether torch is inside loss_parallel()."""
-    loss = sys.modules.get(_MODULE)  # importing it takes a second, so only if it is there
-    ours = getattr(loss, "customized_loss_ops", None)  # None while it is being imported
-    return bool(ours) and next(iter(ours)) in _handlers(loss)
+    """Whether torch is inside loss_parallel(). Asked at every change of ranks."""
+    global _known
+    if _known is None:
+        loss = sys.modules.get(_MODULE)  # importing it takes a second: only if it is there
+        ours = getattr(loss, "customized_loss_ops", None)  # None while being imported
+        if not ours:
+            return False
+        _known = loss.DTensor._op_dispatcher._custom_op_handlers, next(iter(ours))
+    handlers, operation = _known
+    return operation in handlers
 
 
 def set_loss_parallel(on: bool) -> None:

@@ -170,7 +170,7 @@ def deadlock(simulation) -> Deadlock:
         how = "waits in" if clock.waiting[rank] else "asks again and again after its"
         line = readers_line(frames.get(clock.threads[rank].ident)) or call.line
         lines.append(f"  rank {rank} {how} {call.describe()}{at(line)}{_during(call)}")
-    text = "deadlock: nobody can go on\n" + "\n".join(_shortened(lines))
+    text = "nobody can go on\n" + "\n".join(_shortened(lines))
     returned = [rank for rank, state in enumerate(clock.state) if state == "returned"]
     return Deadlock("\n  ".join([text, *_hints(calls, returned)]))
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import warnings
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from course.worlds.quiet import ignore_new_names
 from course.worlds.simulated_group import SimulatedGroup
 from course.worlds.simulated_loss import loss_is_parallel, set_loss_parallel
 
@@ -67,7 +69,9 @@ def threads_are_ranks():
     # torch's own waits in C++, where no other rank can go on
     torch.futures.wait_all = lambda futures: [future.wait() for future in futures]
     try:
-        yield
+        with warnings.catch_warnings():
+            ignore_new_names()
+            yield
     finally:
         c10d._world = world
         sys.excepthook = hook  # init_process_group puts its own there

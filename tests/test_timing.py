@@ -168,6 +168,12 @@ def test_points_and_line_are_drawn_where_they_are():
     assert ring.hovertext[0] == "ring: 1 KiB, 2 µs"
 
 
+def test_the_time_axis_has_whole_decades():
+    for low, high, ends in ((2e-3, 5e-3, (1e-3, 1e-2)), (1e-3, 1e-3, (1e-3, 1e-2))):
+        axis = measured_times({"ring": {1024: low, 4096: high}}).layout.yaxis
+        assert list(axis.tickvals) == pytest.approx(ends)
+
+
 def test_marks_that_were_not_fitted_are_open():
     (ring,) = measured_times({"ring": {1024: 1e-6, 4096: 2e-6}}, fitted_on=[4096]).data
     first, second = ring.marker.color

@@ -6,6 +6,7 @@ lines. A full mark was used to find the line, an open mark was not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 
 import plotly.graph_objects as go
@@ -37,7 +38,7 @@ def measured_times(
     _add(figure, measured, predicted, fitted_on, write_seconds)
     values = [v for c in (*measured.values(), *predicted.values()) for v in c.values()]
     figure.update_xaxes(theme.bytes_axis(*_span(_sizes(measured), 1.15)))
-    figure.update_yaxes(theme.seconds_axis(*_span(values, 1.25)))
+    figure.update_yaxes(theme.seconds_axis(*_decades(values)))
     return figure
 
 
@@ -75,6 +76,12 @@ def _sizes(curves: Curves) -> list[int]:
 def _span(values, room: float) -> tuple[float, float]:
     """Low and high ends with some room, for a log axis."""
     return min(values) / room, max(values) * room
+
+
+def _decades(values) -> tuple[float, float]:
+    """Whole powers of ten around the values, so that a log axis has two labels or more."""
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    return 10.0**low, 10.0 ** max(high, low + 1)
 
 
 def _add(figure, measured, predicted, fitted_on, write, per_unit: float = 1.0) -> None:

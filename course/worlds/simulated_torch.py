@@ -57,6 +57,21 @@ def _create(options, backend_options=None) -> SimulatedGroup:
 dist.Backend.register_backend("simulated", _create, extended_api=True, devices=["cpu"])
 
 
+def _set_guard_once() -> None:
+    """torch sets a process-wide stand-in for missing GPUs at each use of fake tensors.
+
+    A CUDA build of 2.11 without a GPU crashes where a second thread does so. Once is
+    enough: this thread does it, and then nobody.
+    """
+    name = "_ensureCUDADeviceGuardSet"
+    if torch.version.cuda and not torch.cuda.is_available() and hasattr(torch._C, name):
+        getattr(torch._C, name)()
+        setattr(torch._C, name, lambda: None)
+
+
+_set_guard_once()
+
+
 @contextlib.contextmanager
 def threads_are_ranks():
     """For the time of a run: process groups per thread, and one torch thread for all."""

@@ -29,7 +29,8 @@ MODULE_LINES, FUNCTION_LINES = 300, 40
 IMPORT_S = 0.5
 
 MODULES = sorted((ROOT / "course").rglob("*.py"))
-PYTHON = sorted(p for folder in ("course", "labs", "tests") for p in (ROOT / folder).rglob("*.py"))
+FOLDERS = [ROOT / name for name in ("course", "labs", "tests")]
+PYTHON = sorted(path for folder in FOLDERS for path in folder.rglob("*.py"))
 each_module = pytest.mark.parametrize(
     "path", MODULES, ids=lambda path: str(path.relative_to(ROOT))
 )

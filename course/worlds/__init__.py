@@ -37,7 +37,8 @@ class World:
                "nccl": real processes, one GPU each
     timeout_s: a real run that takes longer is stopped, and the error says where
                each rank stood
-    options:   of the simulated world only: cluster, compute, tensors, mirror, memory
+    options:   of the simulated world only: cluster, compute, tensors, mirror, memory,
+               algorithms; `course.worlds.simulated.SimulatedRanks` tells what they do
 
     Ranks stay between runs, with what they hold: module globals, the process group,
     a CUDA context. After a run that failed they are replaced by new ones. They see

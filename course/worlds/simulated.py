@@ -10,6 +10,7 @@ What is modelled
   the formula in `costs/collectives.py` for the algorithm named in `algorithms`. It holds
   the ports of all its ranks for that time.
 - Compute is free, or charged by a roofline per torch operation (compute="roofline").
+- Memory is that of live storages, told apart by what torch says of them (memory=True).
 - Each rank has a compute lane and a communication lane. `wait()` joins them.
   `torch.cpu.Stream`s are lanes too: torch code that overlaps by streams does so here.
 
@@ -53,7 +54,19 @@ _one_run = threading.Lock()
 
 
 class SimulatedRanks:
-    """The engine behind World(..., on="simulated")."""
+    """The engine behind World(..., on="simulated").
+
+    cluster:    `costs.topology.Cluster` with a GPU for each rank, default DGX H100 nodes
+    compute:    "free", or "roofline": each torch operation takes the longer of its FLOPs
+                and its bytes on the cluster's GPU
+    memory:     True meters live tensor bytes: Run.peak_bytes, peak_kinds, memory_curve
+    tensors:    "real", or "fake": shapes and sizes without values, for models of any size
+    mirror:     True runs rank 0 alone and takes every peer for its mirror image
+    algorithms: {collective: "ring", "naive" or "tree"}, how built-in ones are charged
+    timeout_s:  so long may a rank run without a sign of life
+
+    Raises ValueError for a cluster that is too small and for unknown choices.
+    """
 
     def __init__(
         self, ranks: int, *, timeout_s: float = 60, cluster: Cluster | None = None,

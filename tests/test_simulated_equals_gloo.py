@@ -104,8 +104,10 @@ def _ordinary(function) -> bool:
     return function.__name__ not in {*GLOO_REFUSES, *SIMULATED_REFUSES}
 
 
-@pytest.mark.parametrize("function", filter(_ordinary, PLAIN), ids=_name)
+@pytest.mark.parametrize("function", list(filter(_ordinary, PLAIN)), ids=_name)
 def test_same_results(gloo, function):
+    if function is collectives.all_to_all and torch.__version__ < "2.13":
+        pytest.skip("gloo has no all_to_all of lists before torch 2.13")
     simulated, real = _both(gloo, function)
     assert not difference(simulated, real)
 

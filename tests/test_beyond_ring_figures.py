@@ -17,6 +17,7 @@ from course.figures.exchanges import (
     halving_doubling_steps,
     hierarchical_picture,
 )
+from course.figures.measured import measured_bandwidths
 from course.figures.nccl import nccl_choice
 from course.figures.trees import KINDS, binomial_tree, sent_by_rank, tree_picture
 from course.parallel.halving_doubling import (
@@ -174,6 +175,14 @@ def test_the_map_gives_many_nodes_to_trees_and_one_wire_to_butterflies():
     assert {"ring", "double binary tree"} <= names
     names = {trace.name for trace in map_of_fastest(IB_NDR).data if trace.name}
     assert names == {"halving-doubling", "recursive doubling"}
+
+
+def test_a_wire_is_drawn_where_it_is():
+    figure = measured_bandwidths({"box": {1024: 480 * GB}}, wire_bytes_per_s=450 * GB)
+    (line,) = figure.layout.shapes
+    assert line.y0 == line.y1 == 450
+    assert figure.layout.annotations[0].text == "the wire, 450 GB/s"
+    assert not measured_bandwidths({"box": {1024: 480 * GB}}).layout.shapes
 
 
 # --- NCCL ---------------------------------------------------------------------------------

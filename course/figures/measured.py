@@ -47,9 +47,13 @@ def measured_bandwidths(
     predicted: Curves | None = None,
     *,
     fitted_on: Collection[int] = (),
+    wire_bytes_per_s: float | None = None,
     title: str = "Bus bandwidth against message size",
 ) -> go.Figure:
-    """Bytes per second at each size, sizes on a log axis. Otherwise as `measured_times`."""
+    """Bytes per second at each size, sizes on a log axis. Otherwise as `measured_times`.
+
+    wire_bytes_per_s: a dotted line there, what one wire carries in one direction
+    """
     predicted = predicted or {}
     _check(measured, "measured")
     figure = theme.new_figure(
@@ -58,6 +62,11 @@ def measured_bandwidths(
     _add(figure, measured, predicted, fitted_on, write_rate, per_unit=1e9)
     figure.update_xaxes(theme.bytes_axis(*_span(_sizes(measured), 1.15)))
     figure.update_yaxes(rangemode="tozero")
+    if wire_bytes_per_s is not None:
+        text = f"the wire, {write_rate(wire_bytes_per_s)}"
+        line = {"dash": "dot", "color": theme.INK}
+        place = {"annotation_text": text, "annotation_position": "top left"}
+        figure.add_hline(wire_bytes_per_s / 1e9, line=line, **place)
     return figure
 
 

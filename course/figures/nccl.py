@@ -25,7 +25,7 @@ def nccl_choice(nodes: int = 2, box: str = "DGX A100") -> tuple[go.Figure, str]:
     if box not in SETUPS:
         raise ValueError(f"box must be one of {list(SETUPS)}, not {box!r}")
     setup = SETUPS[box](nodes)
-    sizes = np.geomspace(LOW_BYTES, HIGH_BYTES, 89)  # four to a doubling
+    sizes = np.geomspace(LOW_BYTES, HIGH_BYTES, 45)  # two to a doubling
     curves = {
         (a, p): [nccl.seconds(setup, a, p, m) for m in sizes]
         for a in nccl.ALGORITHMS

@@ -200,7 +200,7 @@ def _partners(step: Swap, pieces: int) -> go.Scatter:
 
 
 def hierarchical_picture(gpus: int = 4, nodes: int = 2) -> go.Figure:
-    """What each rank holds before and after each of the three phases.
+    """What each rank holds after each of the three phases.
 
     Raises ValueError unless there are 2 to 8 gpus, 2 or more nodes, and at most 16 ranks.
     """
@@ -208,9 +208,8 @@ def hierarchical_picture(gpus: int = 4, nodes: int = 2) -> go.Figure:
         raise ValueError(f"{nodes} nodes of {gpus} gpus do not fit this picture")
     n = gpus * nodes
     everyone = frozenset(range(n))
-    panels = {"before": _start(n, gpus).held}
     scattered = [_owned(r, gpus, _node(r, gpus)) for r in range(n)]
-    panels["reduce-scatter inside"] = scattered
+    panels = {"reduce-scatter inside": scattered}
     panels["all-reduce across"] = [_owned(r, gpus, everyone) for r in range(n)]
     panels["all-gather inside"] = [[everyone] * gpus] * n
     rows = {

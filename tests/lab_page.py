@@ -48,6 +48,16 @@ SETTINGS = {
     "@jupyterlab/apputils-extension/notification": {"fetchNews": "false"},
 }
 
+MOST_SCREENS = 60
+# Scroll the open notebook; where it stands then, how high it is, how much one sees of it
+SCROLL_TO = """top => {
+    const panels = [...document.querySelectorAll(".jp-WindowedPanel-outer, .jp-Notebook")]
+        .filter(panel => panel.clientHeight > 0)
+        .sort((a, b) => b.scrollHeight - b.clientHeight - a.scrollHeight + a.clientHeight);
+    panels[0].scrollTop = top;
+    return [panels[0].scrollTop, panels[0].scrollHeight, panels[0].clientHeight];
+}"""
+
 # The page's own icon is no part of the course. anywidget gives up a promise that nobody
 # needs when a busy page takes over 2 s to set up a widget; the widget comes all the same.
 HARMLESS = ("favicon.ico", "[anywidget] Failed to initialize model.")
@@ -270,21 +280,21 @@ class LabPage:
         """All that a reader sees in the notebook."""
         return self.page.inner_text(".jp-NotebookPanel-notebook")
 
-    def screenshot(self, suffix: str = "") -> Path:
-        """Save the whole notebook as one picture under tests/artefacts/; its path."""
+    def screenshot(self, suffix: str = "") -> list[Path]:
+        """Save the whole notebook, screen by screen, under tests/artefacts/; the paths."""
         ARTEFACTS.mkdir(exist_ok=True)
-        path = ARTEFACTS / f"{self.name}{suffix}.png"
-        height = self.page.evaluate(
-            """() => Math.max(...[...document.querySelectorAll(
-                ".jp-WindowedPanel-outer, .jp-Notebook")].map(n => n.scrollHeight))"""
-        )
-        width = self.page.viewport_size["width"]
-        self.page.set_viewport_size(
-            {"width": width, "height": min(int(height) + 200, 16_000)}
-        )
-        self.page.wait_for_timeout(800)
-        self.page.screenshot(path=path)
-        return path
+        for old in ARTEFACTS.glob(f"{self.name}{suffix}-[0-9][0-9].png"):
+            old.unlink()
+        paths, top = [], 0
+        while len(paths) < MOST_SCREENS:
+            at, height, visible = self.page.evaluate(SCROLL_TO, top)
+            self.page.wait_for_timeout(150)
+            paths.append(ARTEFACTS / f"{self.name}{suffix}-{len(paths):02}.png")
+            self.page.screenshot(path=paths[-1])
+            top = at + visible - 60  # a line or two are on both screens
+            if at + visible >= height - 1:
+                break
+        return paths
 
     def problems(self) -> list[str]:
         """Everything about this page that a reader should never meet."""

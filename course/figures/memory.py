@@ -29,6 +29,8 @@ LOOK = {
     "buckets": (theme.tint(theme.VERMILLION, 0.45), "x"),
     "fragmentation": ("#B8BEC7", "."),
 }
+# hatched in white, so that a component keeps its colour
+PATTERN = {"fillmode": "overlay", "fgcolor": theme.CARD, "solidity": 0.25}
 LIMITS = (RTX_4090, A100_40GB, H100, H200, B200)
 
 
@@ -143,7 +145,7 @@ def _component(rows: Mapping[str, Mapping[str, float]], component: str) -> dict:
         "name": component,
         "y": list(rows),
         "x": [value / GB for value in values],
-        "marker": {"color": color, "pattern": {"shape": hatch}},
+        "marker": {"color": color, "pattern": PATTERN | {"shape": hatch}},
         "hovertext": [f"{component}: {in_gb(value)}" for value in values],
         "hoverinfo": "text",
     }

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from course.drills.expressions import evaluate
+from course.drills.expressions import ROOTS, evaluate
 from course.drills.questions import Question
 from course.drills.reading import find
 from course.drills.templates import fill
+
+_NAMED = tuple(f"{root}." for root in ROOTS)
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,8 @@ def _draw(parameters: dict[str, list], seed: int | None) -> dict:
 
 
 def _resolved(value):
-    """Words that begin with facts. stand for that piece of hardware."""
-    return evaluate(value, {}) if str(value).startswith("facts.") else value
+    """facts.H100, models.GPT3_175B, costs.recipes.SGD stand for what they name."""
+    return evaluate(value, {}) if str(value).startswith(_NAMED) else value
 
 
 def _draw_numeric(question: Question, seed: int | None) -> Drill:

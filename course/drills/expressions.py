@@ -1,8 +1,9 @@
 """Arithmetic written in the question bank, evaluated without eval.
 
 An expression may hold numbers, quoted words, names of parameters, + - * / ** and
-parentheses, and calls of functions under `costs` (course.costs) and `facts`
-(course.facts), with attributes and methods of what they return. Nothing else is understood.
+parentheses, and calls of functions under `costs` (course.costs), `facts` (course.facts)
+and `models` (course.facts_models), with attributes and methods of what they return.
+Nothing else is understood.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ _BINARY = {
     ast.Div: operator.truediv,
     ast.Pow: operator.pow,
 }
-ROOTS = {"costs": "course.costs", "facts": "course.facts"}
+ROOTS = {
+    "costs": "course.costs",
+    "facts": "course.facts",
+    "models": "course.facts_models",
+}
 _HOMES = tuple(ROOTS.values())
 
 

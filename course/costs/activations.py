@@ -48,8 +48,9 @@ def layer_tensors(
     attention: "materialized" keeps the scores: 5as/h of Korthikanti's formula.
                "flash" keeps one fp32 number for each head and token in their place
                (Dao 2023, arXiv 2307.08691, section 3.1: the logsumexp)
-    GPT's block is Korthikanti's, section 4.1. Llama's, and experts: the same count for
-    that block [derived here, checked against torch]; experts: every token's copies.
+    GPT's block is Korthikanti's, section 4.1. Llama's is the same count for that block;
+    both equal what torch keeps, see the tests. Experts and latent attention are derived in
+    the same way and checked against no run.
     """
     _check(model, batch, sequence, attention, itemsize, layer)
     tokens = batch * sequence

@@ -1,5 +1,6 @@
 """Every notebook in a real JupyterLab page."""
 
+import time
 from pathlib import Path
 
 import nbformat
@@ -37,8 +38,48 @@ def test_pictures_before_and_widgets_after_running(lab_page, path: Path):
 
     lab_page.run_all()
     lab_page.screenshot()
+    move_every_control(lab_page.page)
     lab_page.assert_clean()
     assert all(c["execution_count"] for c in lab_page.code_cells() if c["source"])
+
+
+# What a widget shows: its picture's shapes and words, and the line under it
+SHOWS = """widget => [...widget.querySelectorAll(".main-svg, .rr-text, .rr-caption")]
+    .map(part => part.outerHTML).join()"""
+
+
+def keys_for(control) -> list[str]:
+    """Keys that bring a control to other positions, near ones first."""
+    if control.get_attribute("type") == "checkbox":
+        return ["Space"]
+    if control.evaluate("e => e.tagName") == "SELECT":
+        return ["ArrowDown", "ArrowUp", "End", "Home"]
+    return ["ArrowRight", "ArrowLeft", "End", "Home"]
+
+
+def move_every_control(page) -> None:
+    """Move each slider, list and box by keyboard, and see the picture follow."""
+    for widget in page.locator(".rr-widget:has(.rr-control)").all():
+        for control in widget.locator(".rr-control input, .rr-control select").all():
+            before = widget.evaluate(SHOWS)
+            assert any(
+                shows_other(widget, control, key, before) for key in keys_for(control)
+            )
+    for stepper in page.locator(".rr-widget:has(button:text('Next'))").all():
+        before = stepper.evaluate(SHOWS)
+        next_frame = stepper.locator("button:text('Next')")
+        assert shows_other(stepper, next_frame, "Enter", before)
+
+
+def shows_other(widget, control, key: str, before: str, seconds: float = 5) -> bool:
+    """Whether the widget shows something else after a key, in good time."""
+    control.press(key)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if widget.evaluate(SHOWS) != before:
+            return True
+        widget.page.wait_for_timeout(50)
+    return False
 
 
 def new_notebook(path: Path, *sources: str) -> Path:

@@ -11,7 +11,8 @@ On each of two nodes with 8 GPUs, HOST being one of them:
 
 Ranks use nccl where each has a GPU, else gloo. The first wire is between ranks 0 and 1,
 the last between 0 and n - 1: with two nodes that one crosses the network. Every second
-size is fitted, the others are predicted. `--most MIB` sets the largest message,
+size is fitted, the others are predicted; fits are to the best repeats, the table holds
+medians. `--most MIB` sets the largest message,
 `--repeats` how often.
 """
 
@@ -28,7 +29,7 @@ from course.parallel.timed import ALL_REDUCES, COLLECTIVES, round_trip
 from course.quantities import write_bytes, write_rate, write_seconds
 from course.worlds import torchrun_main
 from course.worlds.box import describe_box
-from course.worlds.timing import lines_of, medians, table, time_calls
+from course.worlds.timing import bests, lines_of, medians, table, time_calls
 
 VERSIONS = {**ALL_REDUCES, "torch": dist.all_reduce}
 MODELS = {
@@ -62,12 +63,11 @@ def one_rank(most: int, repeats: int):
 def report(run) -> str:
     """The lab's tables, from rank 0's answer."""
     wires, versions, collectives, box = run.results[0]
-    times = medians(versions)
     parts = [
         lines_of([[f"{what}:", words] for what, words in box.items()]),
-        wire_lines(medians(wires)),
-        table(times, run.ranks),
-        model_lines(times, run.ranks),
+        wire_lines(bests(wires)),
+        table(medians(versions), run.ranks),
+        model_lines(bests(versions), run.ranks),
         collective_lines(medians(collectives), run.ranks),
     ]
     return "\n\n".join(parts)

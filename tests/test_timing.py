@@ -15,6 +15,7 @@ from course.figures.measured import measured_bandwidths, measured_times
 from course.parallel.collectives import naive_all_reduce, ring_all_reduce
 from course.worlds.timing import (
     Timing,
+    bests,
     bus_bandwidths,
     lines_of,
     measure,
@@ -134,6 +135,10 @@ TIMINGS = [
 def test_the_middle_repeat_counts():
     expected = {"ring": {1024: 2e-6, 4096: 6e-6}, "torch": {1024: 4e-6}}
     assert medians(TIMINGS) == {n: pytest.approx(c) for n, c in expected.items()}
+
+
+def test_the_shortest_repeat_is_the_best():
+    assert bests(TIMINGS) == {"ring": {1024: 1e-6, 4096: 5e-6}, "torch": {1024: 4e-6}}
 
 
 def test_bus_bandwidth_is_that_of_the_costs():

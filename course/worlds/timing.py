@@ -146,6 +146,17 @@ def medians(timings: Sequence[Timing]) -> Curves:
     return curves
 
 
+def bests(timings: Sequence[Timing]) -> Curves:
+    """{name: {nbytes: seconds}}, the shortest repeat of each: what the machine could do.
+
+    Whatever else runs can only add time, so this one moves least with a machine's load.
+    """
+    curves: Curves = {}
+    for timing in timings:
+        curves.setdefault(timing.name, {})[timing.nbytes] = min(timing.seconds)
+    return curves
+
+
 def bus_bandwidths(seconds: Curves, ranks: int, collective: str = "all_reduce") -> Curves:
     """{name: {nbytes: bytes/s}}: `course.costs.bandwidth.busbw` of every time."""
     return {

@@ -167,6 +167,20 @@ def _after_step(stepping, args, kwargs):
             memory.note(tensor, "optimizer state")
 
 
+def _noted_grad() -> property:
+    """Tensor.grad, as torch has it; what it shows to Python is known for a gradient."""
+    plain = torch._C.TensorBase.grad
+
+    def shown(tensor):
+        grad = plain.__get__(tensor)
+        memory = None if grad is None else memory_here()
+        if memory is not None:
+            memory.note(grad, "gradients")
+        return grad
+
+    return property(shown, plain.__set__, plain.__delete__)
+
+
 @contextlib.contextmanager
 def torch_tells():
     """For the time of a run: torch's hooks and resizes reach the ranks' memories."""
@@ -186,7 +200,10 @@ def torch_tells():
         optimizer.register_optimizer_step_post_hook(_after_step),
     )
     try:
-        with mock.patch.object(torch.UntypedStorage, "resize_", resize_):
+        with (
+            mock.patch.object(torch.UntypedStorage, "resize_", resize_),
+            mock.patch.object(torch.Tensor, "grad", _noted_grad()),
+        ):
             yield
     finally:
         for hook in hooks:

@@ -39,6 +39,9 @@ class Setup:
                        their most, as with accumulation, or buckets that stay
     bucket_view:       DDP's gradient_as_bucket_view
     adapter_rank:      for LoRA and QLoRA, on query and value
+    logit_copies:      fp32 tensors as large as the logits, at the loss. cross_entropy of
+                       torch: log-softmax, its gradient, the logits' gradient. A fused loss
+                       has one, as Korthikanti counts
     offload_optimizer: master weights and moments live in the host's memory
     fragmentation:     share of everything else that the allocator holds and cannot use.
                        An assumption, no formula: measure it as reserved / allocated - 1
@@ -61,6 +64,7 @@ class Setup:
     gradients_kept: bool = True
     bucket_view: bool = True
     adapter_rank: int = 16
+    logit_copies: int = 3
     offload_optimizer: bool = False
     fragmentation: float = 0.05
 
@@ -98,15 +102,11 @@ def stage_units(model: Model, setup: Setup) -> tuple[float, ...]:
 def estimate(model: Model, setup: Setup) -> dict[str, float]:
     """Bytes by component on one rank, {"weights": ..., ...}, at the worst moment.
 
-    Where gradients are not kept, they grow as backward gives activations back: only the
-    larger of the two is counted, and the other is 0.
+    That is the dearest of `moments`: not everything is there at once.
     """
-    parts = _states(model, setup)
-    parts |= _activations(model, setup)
-    if not setup.gradients_kept:
-        parts = _larger_half(parts)
-    parts["fragmentation"] = setup.fragmentation * sum(parts.values())
-    return {name: parts[name] for name in COMPONENTS}
+    worst = max(moments(model, setup).values(), key=lambda parts: sum(parts.values()))
+    worst["fragmentation"] = setup.fragmentation * sum(worst.values())
+    return {name: worst.get(name, 0.0) for name in COMPONENTS}
 
 
 def peak_bytes(model: Model, setup: Setup) -> float:
@@ -114,41 +114,82 @@ def peak_bytes(model: Model, setup: Setup) -> float:
     return sum(estimate(model, setup).values())
 
 
-def _states(model: Model, setup: Setup) -> dict[str, float]:
-    """Model states under the ZeRO stage, gathered weights, buckets."""
-    units, recipe = stage_units(model, setup), setup.recipe
-    parameters = sum(units)
-    trained = None
-    if recipe.frozen_weights is not None:
-        trained = adapter_parameters(model, setup.adapter_rank) / (setup.tp * setup.pp)
-    whole = state_bytes(recipe, parameters, trained)
-    parts = staged(whole, setup.zero, setup.dp)
-    if setup.offload_optimizer:
-        parts["master weights"] = parts["optimizer moments"] = 0.0
-    gathered = granularity(units, 1, prefetch=setup.prefetch).peak_bytes
-    sharded = setup.zero == 3 and setup.dp > 1
-    # the whole model's weights over all its parameters: frozen ones are as wide as they are
-    width = whole["weights"] / parameters
-    parts["gathered weights"] = gathered * width if sharded else 0.0
-    parts["buckets"] = _bucket_bytes(setup, units, whole["gradients"])
-    return parts
+def moments(model: Model, setup: Setup) -> dict[str, dict[str, float]]:
+    """What is held at the three moments of a step that may be the worst.
 
-
-def _bucket_bytes(setup: Setup, units: tuple[float, ...], gradients: float) -> float:
-    """Gradients on their way.
-
-    Stages 2 and 3: those of the largest unit, whole, until they are reduced. Plain data
-    parallel and stage 1: a copy of all, unless buckets and gradients share their memory.
+    "loss":     all activations, and the logits
+    "backward": all activations but the last's, one layer done again, units gathered
+    "end":      no activations, all gradients
+    Gradients are there at the end; at all three where `gradients_kept`.
     """
-    if setup.dp == 1:
-        return 0.0
-    if setup.zero >= 2:
-        return gradients * max(units) / sum(units)
-    return 0.0 if setup.bucket_view else gradients
+    units = stage_units(model, setup)
+    whole = _whole_states(model, setup, sum(units))
+    states = _states(setup, whole)
+    early = states if setup.gradients_kept else states | {"gradients": 0.0}
+    kept, again, logits = _activations(model, setup)
+    width = setup.recipe.gathered_weights or whole["weights"] / sum(units)
+    root, unit = _gathered(model, setup, units, width)
+    shared = {"gathered weights": root, "buckets": _copied_gradients(setup, whole)}
+    at_work = {"gathered weights": unit} | _one_unit(setup, units, whole)
+    return {
+        "loss": early | shared | {"activations": kept, "logits": logits},
+        "backward": early
+        | shared
+        | at_work
+        | {"activations": kept, "recomputed layer": again},
+        "end": states | shared | at_work,
+    }
 
 
-def _activations(model: Model, setup: Setup) -> dict[str, float]:
-    """What the micro-batches in flight keep on this stage."""
+def _whole_states(model: Model, setup: Setup, parameters: float) -> dict[str, float]:
+    """Model states of this stage before ZeRO."""
+    trained = None
+    if setup.recipe.frozen_weights is not None:
+        trained = adapter_parameters(model, setup.adapter_rank) / (setup.tp * setup.pp)
+    return state_bytes(setup.recipe, parameters, trained)
+
+
+def _states(setup: Setup, whole: dict[str, float]) -> dict[str, float]:
+    parts = staged(whole, setup.zero, setup.dp)
+    gone = ("master weights", "optimizer moments") if setup.offload_optimizer else ()
+    return parts | dict.fromkeys(gone, 0.0)
+
+
+def _gathered(model, setup, units, itemsize) -> tuple[float, float]:
+    """Weights gathered by ZeRO-3: always, and while a layer is at work.
+
+    As fully_shard on each layer and on the model: what is in no layer is the root's, and
+    stays from forward to backward, FSDP2's default.
+    """
+    if setup.zero < 3 or setup.dp == 1:
+        return 0.0, 0.0
+    layers = _layers_of(model, setup, units)
+    root = sum(units) - sum(layers)
+    most = granularity(layers, itemsize, prefetch=setup.prefetch, root=root)
+    return root * itemsize, most.peak_bytes
+
+
+def _layers_of(model: Model, setup: Setup, units) -> tuple[float, ...]:
+    """The stage's units without embedding and head."""
+    first = 1 if setup.stage == 0 else 0
+    return units[first : first + model.layers // setup.pp]
+
+
+def _copied_gradients(setup: Setup, whole: dict[str, float]) -> float:
+    """Data parallel's buckets, a copy of all gradients unless they share their memory."""
+    copies = setup.dp > 1 and setup.zero < 2 and not setup.bucket_view
+    return whole["gradients"] if copies else 0.0
+
+
+def _one_unit(setup: Setup, units, whole: dict[str, float]) -> dict[str, float]:
+    """Stages 2 and 3: gradients of the largest unit, whole until they are reduced."""
+    if setup.zero < 2 or setup.dp == 1:
+        return {}
+    return {"buckets": whole["gradients"] * max(units) / sum(units)}
+
+
+def _activations(model: Model, setup: Setup) -> tuple[float, float, float]:
+    """What micro-batches in flight keep on this stage, one layer done again, logits."""
     sequence = setup.sequence or model.sequence
     common = {"batch": setup.micro_batch, "sequence": sequence, "tp": setup.tp}
     held = activations.in_flight(setup.micro_batches, setup.pp, setup.stage)
@@ -158,13 +199,12 @@ def _activations(model: Model, setup: Setup) -> dict[str, float]:
     kept = held * sum(layer(setup.recompute, i) for i in mine)
     if setup.stage == 0:
         kept += held * activations.embedding_bytes(model, **common)
-    logits = again = 0.0
+    logits = 0.0
     if setup.stage == setup.pp - 1:
         kept += activations.head_bytes(model, itemsize=setup.itemsize, **common)
-        logits = activations.logits_bytes(model, **common)
-    if setup.recompute != "none":
-        again = max(layer("none", i) - layer(setup.recompute, i) for i in mine)
-    return {"activations": kept, "recomputed layer": again, "logits": logits}
+        logits = setup.logit_copies * activations.logits_bytes(model, **common)
+    again = max(layer("none", i) - layer(setup.recompute, i) for i in mine)
+    return kept, again, logits
 
 
 def _layer_bytes(model: Model, setup: Setup, common: dict) -> Callable:
@@ -178,13 +218,6 @@ def _layer_bytes(model: Model, setup: Setup, common: dict) -> Callable:
         itemsize=setup.itemsize,
         layer=layer,
     )
-
-
-def _larger_half(parts: dict[str, float]) -> dict[str, float]:
-    forward = ("activations", "recomputed layer", "logits")
-    kept = sum(parts[name] for name in forward) > parts["gradients"]
-    gone = ("gradients",) if kept else forward
-    return parts | dict.fromkeys(gone, 0.0)
 
 
 # --- Questions --------------------------------------------------------------------------

@@ -20,6 +20,7 @@ class Recipe:
     moments:          all moments of the optimizer together: two for Adam, one for momentum
     master_gradients: a wider copy for the optimizer, Megatron with fp16
     frozen_weights:   bytes of a parameter that is not trained, None where all are
+    gathered_weights: in which ZeRO-3 gathers a weight, None: as it is kept
     """
 
     name: str
@@ -29,6 +30,7 @@ class Recipe:
     moments: float
     master_gradients: float = 0
     frozen_weights: float | None = None
+    gathered_weights: float | None = None
 
     def __post_init__(self):
         for part in ("weights", "gradients", "master_weights", "moments"):
@@ -73,6 +75,11 @@ BF16_ADAM_FP32_GRADIENTS = Recipe(
     "bf16 Adam, fp32 master and gradients", BF16, FP32, FP32, ADAM_MOMENTS * FP32
 )
 FP16_MEGATRON = Recipe("fp16 Adam, Megatron", BF16, BF16, FP32, ADAM_MOMENTS * FP32, FP32)
+# FSDP2's MixedPrecisionPolicy(param_dtype=bf16, reduce_dtype=fp32): shards, gradients and
+# moments in fp32, the shard is the master copy; weights are gathered in bf16.
+FSDP2_BF16 = Recipe(
+    "FSDP2 bf16, fp32 shards", FP32, FP32, 0, ADAM_MOMENTS * FP32, gathered_weights=BF16
+)
 # What torch.optim.AdamW keeps for a model that was cast to bf16: no master, and moments of
 # the parameter's own type. Small updates are lost to rounding.
 PURE_BF16_ADAM = Recipe("bf16 Adam, no master", BF16, BF16, 0, ADAM_MOMENTS * BF16)
@@ -93,6 +100,7 @@ RECIPES = {
         BF16_ADAM,
         BF16_ADAM_FP32_GRADIENTS,
         FP16_MEGATRON,
+        FSDP2_BF16,
         PURE_BF16_ADAM,
         EIGHT_BIT_ADAM,
         SGD,

@@ -141,7 +141,8 @@ def step_transfers(
     stage 3 sends 2Pm + P, with keep="step" 2P.
     """
     _check(stage, ranks, micro_batches, keep, reduce, replicas, hpz_ranks)
-    m, wide, grads = micro_batches, recipe.weights, recipe.gradients
+    m, grads = micro_batches, recipe.gradients
+    wide = recipe.gathered_weights or recipe.weights
     reductions = m if reduce == "each" else 1
     parts: list[Transfer] = []
     if stage == 0:

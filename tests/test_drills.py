@@ -13,14 +13,17 @@ from course.costs import nccl
 from course.drills import expressions, markdown, reading, templates
 from course.drills.questions import LETTERS
 from course.drills.session import Session
-from tests import rings_by_hand as by_hand
+from tests import memory_by_hand, rings_by_hand
 
 # The rows that each chapter has to cover: topics with their first and last row.
 ROWS = {
     "02": [f"C{n:02}" for n in range(1, 15)],
     "03": [f"C{n:02}" for n in range(15, 28)],
     "04": [f"C{n:02}" for n in range(28, 37)],
+    "07": [f"M{n:02}" for n in range(1, 15)],
+    "08": [f"M{n:02}" for n in range(15, 30)],
 }
+BY_HAND = rings_by_hand.ANSWERS | memory_by_hand.ANSWERS
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 EVERY = list(reading.every().values())
@@ -181,23 +184,29 @@ def test_the_answer_moves_with_the_numbers(question):
     assert len({round(drills.ask(question, seed).answer, 12) for seed in range(50)}) >= 2
 
 
-@pytest.mark.parametrize("question_id", by_hand.ANSWERS)
+@pytest.mark.parametrize("question_id", BY_HAND)
 def test_counted_by_hand(question_id):
     """An independent count, from the messages themselves, gives the same number."""
     for seed in (None, *range(8)):
         drill = drills.ask(question_id, seed)
-        expected = by_hand.ANSWERS[question_id](drill.values)
-        assert drill.answer == pytest.approx(expected, rel=by_hand.TOLERANCE)
+        expected = BY_HAND[question_id](drill.values)
+        assert drill.answer == pytest.approx(expected, rel=rings_by_hand.TOLERANCE)
 
 
 def test_enough_questions_are_counted_by_hand():
-    assert len(set(by_hand.ANSWERS) & set(ids(NUMERIC))) >= 12
+    assert not set(BY_HAND) - set(ids(NUMERIC))
+    assert len(rings_by_hand.ANSWERS) >= 12
+    assert set(memory_by_hand.ANSWERS) == {q.id for q in NUMERIC if q.row[0] == "M"}
 
 
 def test_the_classic_numbers():
     assert drills.grade("C16a", "49 GB").right
     assert drills.ask("C16b").answer == pytest.approx(196e9)
     assert drills.ask("C12a").answer == pytest.approx(0.49)
+    assert drills.grade("M02a", "126 GB").right
+    assert drills.grade("M18a", "42 GB").right
+    assert drills.ask("M17b").answer == pytest.approx(36.75e9)
+    assert drills.ask("M23b").answer == pytest.approx(8.5)
 
 
 def test_what_the_drills_say_of_nccl_is_what_its_cost_model_says():

@@ -64,7 +64,7 @@ def report(run) -> str:
     """The lab's tables, from rank 0's answer."""
     wires, versions, collectives, box = run.results[0]
     parts = [
-        lines_of([[f"{what}:", words] for what, words in box.items()]),
+        "\n".join(f"{what}: {words}" for what, words in box.items()),
         wire_lines(bests(wires)),
         table(medians(versions), run.ranks),
         model_lines(bests(versions), run.ranks),

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from course.figures import theme
 from course.quantities import write_bytes
 
-SHORT = {"recursive_doubling": "doubling", "halving_doubling": "halving"}
+SHORT = {"recursive_doubling": "double", "halving_doubling": "halve"}  # fit in a cell
 ROW_HEIGHT, FRAME_HEIGHT = 46, 190
 
 
@@ -28,8 +28,10 @@ def fastest_rows(
         "ticktext": [write_bytes(m) for m in sizes],
         "title": {"text": "message size, the whole buffer"},
         "showgrid": False,
+        "tickangle": 0,
+        "tickfont": {"size": 10},
     }
-    y = {"autorange": "reversed", "showgrid": False, "ticks": ""}
+    y = {"autorange": "reversed", "showgrid": False, "ticks": "", "ticklabelstandoff": 6}
     height = FRAME_HEIGHT + ROW_HEIGHT * len(rows)
     figure = theme.new_figure(title, height=height, xaxis=x, yaxis=y)
     return figure.add_trace(_cells(rows, sizes, names))
@@ -57,7 +59,7 @@ def _cells(rows, sizes: list[int], names: list[str]) -> go.Heatmap:
         y=list(rows),
         text=words,
         texttemplate="%{text}",
-        textfont={"size": 11, "color": theme.INK},
+        textfont={"size": 10, "color": theme.INK},
         customdata=[[write_bytes(m) for m in sizes] for _ in rows],
         hovertemplate="%{y}, %{customdata}: %{text}<extra></extra>",
         colorscale=scale,

@@ -221,7 +221,7 @@ ANSWERS = {
     "M07a": lambda v: gpt_layer(v, v["model"].sequence, flash=False),
     "M07b": _inputs_kept,
     "M07c": _scores_gain,
-    "M08c": _full_over_selective,
+    "M08b": _full_over_selective,
     "M09b": _ceiling,
     "M13a": _adapters,
     "M13b": _four_bits,

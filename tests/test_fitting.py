@@ -144,8 +144,18 @@ def test_rows_of_the_fastest_are_coloured_and_named_alike():
     rows = {"measured": {4: "tree", 8: "ring"}, "a model": {4: "ring", 8: "ring"}}
     (cells,) = fastest_rows(rows).data
     assert list(cells.y) == ["measured", "a model"]
-    assert [list(row) for row in cells.z] == [[0, 1], [1, 1]]
+    assert [list(row) for row in cells.z] == [[1, 0], [0, 0]]
     assert [list(row) for row in cells.text] == [["tree", "ring"], ["ring", "ring"]]
+
+
+def test_a_name_has_one_colour_whoever_else_is_in_the_picture():
+    def color(name, *others):
+        (cells,) = fastest_rows({"a": dict(enumerate([name, *others], 1))}).data
+        band = 2 * int(cells.z[0][0])
+        return cells.colorscale[band][1]
+
+    assert color("ring") == color("ring", "tree", "torch")
+    assert len({color(name) for name in (*ALL_REDUCES, "torch")}) == 5
 
 
 @pytest.mark.parametrize("rows", [{}, {"a": {}}, {"a": {4: "ring"}, "b": {8: "ring"}}])

@@ -18,7 +18,14 @@ from course.costs.hierarchical import hierarchical_all_reduce as hierarchical_co
 from course.costs.hierarchical import leader_all_reduce as leader_cost
 from course.costs.topology import Cluster, uniform
 from course.facts import H100, Link, Node
-from course.parallel import collectives, halving_doubling, hierarchical, segmented, trees
+from course.parallel import (
+    all_pairs,
+    collectives,
+    halving_doubling,
+    hierarchical,
+    segmented,
+    trees,
+)
 from course.parallel.messages import flattened, receive, send
 
 OPS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.AVG, "max": dist.ReduceOp.MAX}
@@ -45,6 +52,7 @@ ALL_REDUCES = {
     "recursive_doubling": halving_doubling.recursive_doubling_all_reduce,
     "halving_doubling": halving_doubling.halving_doubling_all_reduce,
     "halving_doubling, far first": far_first,
+    "all pairs": all_pairs.all_pairs_all_reduce,
     "segmented ring": segmented.segmented_ring_all_reduce,
     "segmented ring, small": many_segments,
     "fast": segmented.fast_all_reduce,
@@ -480,3 +488,17 @@ def test_two_levels_take_what_is_predicted(nodes, gpus, name, predict):
 def two_level_node(gpus: int) -> Node:
     fabric, nic = Link("fabric", 1e-6, 1e10), Link("card", 1e-5, 1e9)
     return Node("test node", H100, gpus, fabric, nic, gpus)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+def test_all_pairs_take_two_latencies_and_the_bytes_of_a_ring(ranks):
+    nbytes, link = 840 * 4, Link("wire", 1e-5, 1e9)
+    cluster = uniform(ranks, latency_s=link.latency_s, bytes_per_s=link.bytes_per_s)
+    tensor = torch.ones(nbytes // 4)
+    run = World(ranks, cluster=cluster).run(all_pairs.all_pairs_all_reduce, tensor)
+    sent = 2 * (ranks - 1) / ranks * nbytes
+    assert run.bytes_sent == (sent,) * ranks
+    steps = 2 if ranks > 1 else 0
+    assert run.seconds == pytest.approx(
+        steps * link.latency_s + sent / link.bytes_per_s, rel=1e-12
+    )

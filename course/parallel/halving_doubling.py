@@ -26,7 +26,7 @@ from course.parallel.messages import (
 SUM = dist.ReduceOp.SUM
 
 
-def _folded(core: Callable, row: torch.Tensor, op, group) -> None:
+def run_folded(core: Callable, row: torch.Tensor, op, group) -> None:
     """Run core(row, distances, op, group) on the first p ranks, and let the rest share."""
     check_op(op)
     n, me = place(group)
@@ -45,7 +45,8 @@ def _folded(core: Callable, row: torch.Tensor, op, group) -> None:
         send(row, me + p, group)
 
 
-def _double_whole(row, distances, op, group) -> None:
+def double_whole(row, distances, op, group) -> None:
+    """At each step swap all of the row with the partner at that distance, and add."""
     _, me = place(group)
     incoming = torch.empty_like(row)
     for distance in distances:
@@ -60,10 +61,10 @@ def recursive_doubling_all_reduce(tensor: torch.Tensor, op=SUM, group=None) -> N
     The fewest steps there can be, but each moves the whole tensor.
     """
     with flattened(tensor) as row:
-        _folded(_double_whole, row, op, group)
+        run_folded(double_whole, row, op, group)
 
 
-def _halve_then_double(row, distances, op, group) -> None:
+def halve_then_double(row, distances, op, group) -> None:
     """At each step keep one half and give the other; then walk back the same way."""
     _, me = place(group)
     incoming = torch.empty_like(row[: (len(row) + 1) // 2])
@@ -95,7 +96,7 @@ def halving_doubling_all_reduce(
 
     def core(row, distances, op, group):
         order = distances if first == "near" else distances[::-1]
-        _halve_then_double(row, order, op, group)
+        halve_then_double(row, order, op, group)
 
     with flattened(tensor) as row:
-        _folded(core, row, op, group)
+        run_folded(core, row, op, group)

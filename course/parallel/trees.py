@@ -25,7 +25,7 @@ from course.parallel.messages import (
 SUM = dist.ReduceOp.SUM
 
 
-def _distances(n: int) -> list[int]:
+def distances_below(n: int) -> list[int]:
     """1, 2, 4, ... below n."""
     return [1 << bit for bit in range((n - 1).bit_length())]
 
@@ -35,7 +35,7 @@ def tree_reduce(tensor: torch.Tensor, op=SUM, group=None) -> None:
     check_op(op)
     n, me = place(group)
     incoming = torch.empty_like(tensor)
-    for distance in _distances(n):
+    for distance in distances_below(n):
         if me & distance:
             return send(tensor, me - distance, group)
         if me + distance < n:
@@ -47,7 +47,7 @@ def tree_reduce(tensor: torch.Tensor, op=SUM, group=None) -> None:
 def tree_broadcast(tensor: torch.Tensor, group=None) -> None:
     """Rank 0's tensor reaches all: each round, whoever has it passes it on once."""
     n, me = place(group)
-    for distance in reversed(_distances(n)):
+    for distance in reversed(distances_below(n)):
         if me % (2 * distance) == distance:
             receive(tensor, me - distance, group)
         elif me % (2 * distance) == 0 and me + distance < n:

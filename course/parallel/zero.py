@@ -58,20 +58,6 @@ class Sharded:
         unit.reduce()
         self._last = unit
 
-    def reduce_when_complete(self, unit: Unit) -> None:
-        """Reduce the unit in backward, as soon as all its parameters have gradients."""
-        arrived = set()
-
-        def arrive(parameter: nn.Parameter) -> None:
-            if self._sync:
-                arrived.add(parameter)
-            if len(arrived) == len(unit.parameters):
-                arrived.clear()
-                self.reduce(unit)
-
-        for parameter in unit.parameters:
-            parameter.register_post_accumulate_grad_hook(arrive)
-
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward inside adds up whole gradients: for all micro-batches but the last."""
@@ -142,6 +128,20 @@ class Zero2(Zero1):
         for unit in self.units:
             self.reduce_when_complete(unit)
 
+    def reduce_when_complete(self, unit: Unit) -> None:
+        """Reduce the unit in backward, as soon as all its parameters have gradients."""
+        arrived = set()
+
+        def arrive(parameter: nn.Parameter) -> None:
+            if self._sync:
+                arrived.add(parameter)
+            if len(arrived) == len(unit.parameters):
+                arrived.clear()
+                self.reduce(unit)
+
+        for parameter in unit.parameters:
+            parameter.register_post_accumulate_grad_hook(arrive)
+
 
 class Zero3(Sharded):
     """Stage 3: of the parameters too each rank keeps 1/n only. FSDP is this.
@@ -171,9 +171,6 @@ class Zero3(Sharded):
         super().__init__([unit for part in self.parts for unit in part], group, adamw)
         self.prefetch = prefetch
         self._in_backward = False
-        for unit in self.units:
-            if unit.shard.requires_grad:
-                self.reduce_when_complete(unit)
         for k, module in enumerate([model, *blocks]):
             self._watch(k, module)
 
@@ -185,7 +182,7 @@ class Zero3(Sharded):
             inputs = trained_tensors((args, kwargs))
             if k > 0 and inputs and not self._in_backward:
                 # the gradient of a block's input is the last thing that it makes
-                register_multi_grad_hook(inputs, lambda _: self._release(k))
+                register_multi_grad_hook(inputs, lambda _: self._done(k))
 
         def after(_, args, output):
             for tensor in trained_tensors(output):
@@ -206,9 +203,18 @@ class Zero3(Sharded):
             torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
         self._need(k, k - 1)
 
+    def _done(self, k: int) -> None:
+        """Part k has done its backward: free its parameters, then reduce its gradients."""
+        self._release(k)
+        for unit in self.parts[k]:
+            if self._sync and unit.has_gradients():
+                self.reduce(unit)
+
     def _after_backward(self) -> None:
+        """The root, and blocks whose input needs no gradient, are done at the end only."""
         self._in_backward = False
-        self.release()
+        for k in reversed(range(len(self.parts))):
+            self._done(k)
 
     def _need(self, k: int, ahead: int) -> None:
         """Gather part k, start on the part ahead (0: none), and wait for k."""
@@ -243,7 +249,7 @@ class Zero3(Sharded):
 
         max_norm: clip gradients to this global norm first. Returns the norm before
         """
-        self._after_backward()  # whole parameters would be those of before the step
+        self.release()  # whole parameters would be those of before the step
         return self.update(max_norm)
 
 

@@ -1,9 +1,9 @@
 """Who runs next, and what time it is: the scheduler of the simulated world.
 
 Ranks are threads, and one of them runs at a time. A rank runs until it must wait.
-Then whatever comes first in virtual time goes on: an event of the network, or the
-rank with the smallest clock (ties by rank). So two runs are the same to the last
-digit, and "nobody can go on" is known at once. No torch here.
+Then whatever comes first in virtual time goes on: the rank with the smallest clock
+(ties by rank), or an event of the network, once no rank is as early as it. So two runs
+are the same to the last digit, and "nobody can go on" is known at once. No torch here.
 """
 
 from __future__ import annotations
@@ -87,15 +87,15 @@ class Clockwork:
 
     # --- Time ------------------------------------------------------------------------
 
-    def at(self, time_s: float, action: Callable[[float], None]) -> None:
-        """Call action(time_s) when the virtual time is there."""
-        heappush(self._events, (time_s, next(self._order), action))
+    def at(self, time_s: float, action: Callable[[float], None], turn: int = 0) -> None:
+        """Call action(time_s) when all ranks are past that time. Low turns first."""
+        heappush(self._events, (time_s, turn, next(self._order), action))
 
     def _next_rank(self) -> int | None:
         events, runnable = self._events, self._runnable
         while True:
-            if events and (not runnable or events[0][0] <= runnable[0][0]):
-                time_s, _, action = heappop(events)
+            if events and (not runnable or events[0][0] < runnable[0][0]):
+                time_s, _, _, action = heappop(events)
                 action(time_s)
             elif runnable:
                 return heappop(runnable)[1]

@@ -20,15 +20,22 @@ class Network:
         self._queues: dict = {}  # port: transfers that wait for it, oldest first
 
     def submit(
-        self, ready_s: float, ports: tuple, hold_s: float, total_s: float, done: Callable
+        self,
+        ready_s: float,
+        ports: tuple,
+        hold_s: float,
+        total_s: float,
+        done: Callable,
+        turn: int = 0,
     ) -> None:
         """Hold all `ports` for hold_s; call done(start_s, end_s) total_s after the start.
 
         A message of M bytes holds its ports for M / B and is there alpha + M / B after
         its start: latencies of successive messages overlap, their bytes do not.
+        Of transfers that are ready at the same time those with a low turn go first.
         """
         transfer = (ready_s, ports, hold_s, total_s, done)
-        self._at(ready_s, partial(self._try, transfer))
+        self._at(ready_s, partial(self._try, transfer), turn)
 
     def _try(self, transfer: tuple, now_s: float) -> None:
         _, ports, hold_s, total_s, done = transfer

@@ -56,6 +56,7 @@ class Simulation:
         self.stepping: set[int] = set()  # ranks inside an optimizer's step
         self.streams = [[] for _ in range(threads)]
         self.current = [Stream() for _ in range(threads)]  # the stream each rank works on
+        self._sent_so_far = [0] * threads  # messages that each rank has sent
         self._links: dict[tuple[int, int], tuple] = {}
         self._costs: dict[tuple, tuple] = {}
 
@@ -111,6 +112,8 @@ class Simulation:
     def send(self, call: Call) -> None:
         call.nbytes = call.inputs[0].numel() * call.inputs[0].element_size()
         call.clock_s = self.clock.clock[call.rank]
+        # of messages that could start together, each rank's first goes first, and so on
+        self._sent_so_far[call.rank] = call.sequence = self._sent_so_far[call.rank] + 1
         receive = call.group.shared.send(call)
         if receive is not None:
             self._start_message(call, receive)
@@ -149,7 +152,7 @@ class Simulation:
         hold_s = send.nbytes / bytes_per_s
         self.network.submit(
             max(send.clock_s, receive.clock_s), ports, hold_s, latency_s + hold_s,
-            partial(self._end_message, send, receive),
+            partial(self._end_message, send, receive), turn=send.sequence,
         )  # fmt: skip
 
     def _link(self, source: int, destination: int) -> tuple:

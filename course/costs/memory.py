@@ -40,8 +40,8 @@ class Setup:
     bucket_view:       DDP's gradient_as_bucket_view
     adapter_rank:      for LoRA and QLoRA, on query and value
     logit_copies:      fp32 tensors as large as the logits, at the loss. cross_entropy of
-                       torch: log-softmax, its gradient, the logits' gradient. A fused loss
-                       has one, as Korthikanti counts
+                       torch: log-softmax, its gradient, the logits' gradient; 4 in a loop
+                       that names the logits. A fused loss: 1, as Korthikanti counts
     offload_optimizer: master weights and moments live in the host's memory
     fragmentation:     share of everything else that the allocator holds and cannot use.
                        An assumption, no formula: measure it as reserved / allocated - 1

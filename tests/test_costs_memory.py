@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -173,11 +173,11 @@ class Gpt(nn.Module):
         return F.linear(self.norm(x), self.table.weight)
 
 
-def train(batch, layer, keep_gradients, shard, name_logits):
+def train(batch, layer, keep_gradients, shard, name_logits, policy=None):
     """Two AdamW steps in fp32: from the second on, optimizer states are there."""
     network = Gpt(GPT2_SMALL, layer)
     for part in [*network.layers, network] if shard else []:
-        fully_shard(part)
+        fully_shard(part, **({"mp_policy": policy} if policy else {}))
     optimizer = torch.optim.AdamW(network.parameters())
     for _ in range(2):
         tokens = torch.zeros(batch, GPT2_SMALL.sequence, dtype=torch.long)
@@ -230,6 +230,17 @@ def test_the_peak_of_a_run_with_fully_shard(batch, layer, recompute):
     run = metered(batch, layer, ranks=8)
     wanted = predicted(batch, recompute, dp=8, zero=3)
     assert wanted == pytest.approx(run.peak_bytes[0], rel=1e-3)
+
+
+@pytest.mark.parametrize("output, copies", [(torch.float32, 3), (torch.bfloat16, 1.5)])
+def test_the_peak_of_fsdp2_in_bf16_over_fp32_shards(output, copies):
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=output)
+    world = World(8, memory=True, tensors="fake", mirror=True)
+    run = world.run(train, 2, Layer, False, True, False, policy)
+    setup = {"recipe": r.FSDP2_BF16, "itemsize": 2, "logit_copies": copies}
+    wanted = predicted(2, dp=8, zero=3, **setup)
+    # with an fp32 output a layer hands its own over in fp32 too, one at a time
+    assert wanted == pytest.approx(run.peak_bytes[0], rel=5e-3)
 
 
 # --- The estimate's own sense -------------------------------------------------------------

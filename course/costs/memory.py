@@ -41,7 +41,8 @@ class Setup:
     adapter_rank:      for LoRA and QLoRA, on query and value
     logit_copies:      fp32 tensors as large as the logits, at the loss. cross_entropy of
                        torch: log-softmax, its gradient, the logits' gradient; 4 in a loop
-                       that names the logits. A fused loss: 1, as Korthikanti counts
+                       that names the logits; half where the loss stays in bf16. A fused
+                       loss: 1, as Korthikanti counts
     offload_optimizer: master weights and moments live in the host's memory
     fragmentation:     share of everything else that the allocator holds and cannot use.
                        An assumption, no formula: measure it as reserved / allocated - 1
@@ -64,7 +65,7 @@ class Setup:
     gradients_kept: bool = True
     bucket_view: bool = True
     adapter_rank: int = 16
-    logit_copies: int = 3
+    logit_copies: float = 3
     offload_optimizer: bool = False
     fragmentation: float = 0.05
 

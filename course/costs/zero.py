@@ -141,30 +141,40 @@ def step_transfers(
     stage 3 sends 2Pm + P, with keep="step" 2P.
     """
     _check(stage, ranks, micro_batches, keep, reduce, replicas, hpz_ranks)
-    m, grads = micro_batches, recipe.gradients
-    wide = recipe.gathered_weights or recipe.weights
-    reductions = m if reduce == "each" else 1
-    parts: list[Transfer] = []
+    gather = _gathers(parameters, ranks, recipe)
+    reductions = micro_batches if reduce == "each" else 1
+    reduced = _reductions(stage, parameters, ranks, recipe.gradients, reductions, replicas)
     if stage == 0:
-        name = "all-reduce of gradients"
-        return [Transfer(name, "all_reduce", ranks, parameters, reductions, grads)]
-    gather = lambda name, n, times, inside=False: Transfer(
-        name, "all_gather", n, parameters, times, wide, inside
-    )
-    if stage == 3:
-        forwards = 1 if keep == "step" else m
-        parts.append(gather("gather for forward", ranks, forwards))
-        if keep == "layer":
-            near = hpz_ranks > 1
-            group = hpz_ranks if near else ranks
-            parts.append(gather("gather for backward", group, m, near))
-    scatter = "reduce-scatter of gradients"
-    parts.append(Transfer(scatter, "reduce_scatter", ranks, parameters, reductions, grads))
-    if replicas > 1:
-        name, shard = "all-reduce between replicas", parameters / ranks
-        parts.append(Transfer(name, "all_reduce", replicas, shard, reductions, grads))
+        return reduced
     if stage < 3:
-        parts.append(gather("gather of new weights", ranks, 1))
+        return [*reduced, gather("gather of new weights", ranks, 1)]
+    forwards = 1 if keep == "step" else micro_batches
+    parts = [gather("gather for forward", ranks, forwards)]
+    if keep == "layer":
+        near = hpz_ranks if hpz_ranks > 1 else ranks
+        parts.append(gather("gather for backward", near, micro_batches))
+    return parts + reduced
+
+
+def _gathers(parameters: float, ranks: int, recipe: Recipe):
+    """(name, ranks of the group, times) -> the gather of all weights."""
+    wide = recipe.gathered_weights or recipe.weights
+    return lambda name, n, times: Transfer(
+        name, "all_gather", n, parameters, times, wide, inside=n < ranks
+    )
+
+
+def _reductions(stage, parameters, ranks, itemsize, times, replicas) -> list[Transfer]:
+    """Gradients: all-reduced in plain data parallel, else scattered, then to replicas."""
+    part = lambda name, collective, n, elements: Transfer(
+        name, collective, n, elements, times, itemsize
+    )
+    if stage == 0:
+        return [part("all-reduce of gradients", "all_reduce", ranks, parameters)]
+    parts = [part("reduce-scatter of gradients", "reduce_scatter", ranks, parameters)]
+    if replicas > 1:
+        shard = parameters / ranks
+        parts.append(part("all-reduce between replicas", "all_reduce", replicas, shard))
     return parts
 
 

@@ -186,7 +186,9 @@ class Zero3(Sharded):
 
         def after(_, args, output):
             for tensor in trained_tensors(output):
-                tensor.register_hook(lambda _: self._before_backward(k))
+                if tensor.grad_fn is not None:
+                    # after the hooks of the tensor itself: the block behind is done
+                    tensor.grad_fn.register_prehook(lambda _: self._before_backward(k))
             if not self._in_backward and (k > 0 or not torch.is_grad_enabled()):
                 self._release(k)
 

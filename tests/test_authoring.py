@@ -1,14 +1,18 @@
 """`python -m course.authoring`: what a build fills, stores, strips and leaves alone."""
 
+import base64
 import inspect
 import json
 import re
+import struct
+import zlib
 
 import nbformat
+import numpy as np
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from course.authoring import shown
+from course.authoring import png, shown
 from course.authoring.__main__ import problems
 from course.authoring.build import BuildError, build, read, tidy
 from course.authoring.drafts import from_script, to_script
@@ -192,6 +196,58 @@ def test_shrink_keeps_what_shows_and_drops_what_does_not():
         '</clipPath></defs><path clip-path="url(#f-0)" d="M1.2,-0L3,4" '
         'style="fill:#009e73;stroke-opacity:0.5" /></svg>'
     )
+
+
+def filtered(pixels: np.ndarray, kind: int) -> bytes:
+    """An RGBA PNG whose lines all have this filter: byte by byte, as the standard says."""
+    height, width, _ = pixels.shape
+    old = np.zeros((height + 1, 4 * (width + 1)), int)  # a line above, a pixel to the left
+    old[1:, 4:] = pixels.reshape(height, -1)
+    raw = bytearray()
+    for y in range(1, height + 1):
+        raw.append(kind)
+        for x in range(4, 4 * (width + 1)):
+            a, b, c = old[y, x - 4], old[y - 1, x], old[y - 1, x - 4]
+            paeth = min((a, b, c), key=lambda near: abs(a + b - c - near))
+            guess = (0, a, b, (a + b) // 2, paeth)[kind]
+            raw.append((old[y, x] - guess) % 256)
+    head = struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)
+    half = zlib.compress(bytes(raw))
+    parts = [(b"IHDR", head), (b"IDAT", half[:9]), (b"IDAT", half[9:]), (b"IEND", b"")]
+    return png.SIGNATURE + b"".join(png._chunk(name, data) for name, data in parts)
+
+
+def palette_pixels(data: bytes) -> np.ndarray:
+    chunks = png._chunks(data)
+    width, height, depth, kind = struct.unpack(">IIBB", chunks[b"IHDR"][:10])
+    assert (depth, kind) == (8, 3)
+    lines = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8)
+    index = lines.reshape(height, width + 1)[:, 1:]
+    colors = np.frombuffer(chunks[b"PLTE"], np.uint8).reshape(-1, 3)
+    return np.dstack([colors[index], np.frombuffer(chunks[b"tRNS"], np.uint8)[index]])
+
+
+@pytest.mark.parametrize("kind", range(5), ids=["none", "sub", "up", "average", "paeth"])
+def test_a_png_by_palette_has_the_same_pixels(kind):
+    some = np.random.default_rng(kind).integers(0, 256, (9, 4), np.uint8)
+    pixels = some[np.random.default_rng(1).integers(0, 9, (13, 17))]
+    assert np.array_equal(palette_pixels(png.with_palette(filtered(pixels, kind))), pixels)
+
+
+def test_a_png_of_many_colours_stays_as_it_is():
+    many = np.random.default_rng(0).integers(0, 256, (20, 20, 4), np.uint8)
+    assert png.with_palette(filtered(many, 0)) == filtered(many, 0)
+
+
+def test_a_heatmap_is_stored_small_and_can_still_be_seen(chromium_path, monkeypatch):
+    monkeypatch.setenv("BROWSER_PATH", chromium_path)
+    heat = {"type": "heatmap", "z": [[0, 1], [2, 3]], "xgap": 2, "showscale": False}
+    with Painter() as painter:
+        svg = painter.draw({"data": [heat], "layout": {}})
+    address = re.search(r"data:image/png;base64,([^\"]+)", svg)
+    assert len(address[0]) < 2000
+    pixels = palette_pixels(base64.b64decode(address[1]))
+    assert len(np.unique(pixels.reshape(-1, 4), axis=0)) == 5  # and the gap
 
 
 def test_a_build_stores_a_live_figure_s_picture(tmp_path, chromium_path, monkeypatch):

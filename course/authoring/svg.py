@@ -6,6 +6,8 @@ import re
 from collections import Counter
 from xml.etree import ElementTree
 
+from course.authoring.png import shrink_data_uris
+
 SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"
 ElementTree.register_namespace("", SVG)
@@ -31,7 +33,7 @@ LONG_NUMBER = re.compile(r"-?\d+\.\d{2,}(?:e-?\d+)?")
 
 
 def shrink(svg: str, name: str) -> str:
-    """The same picture with short numbers, no leftovers, and ids made from `name`.
+    """The same picture with short numbers, small PNGs, and ids made from `name`.
 
     name: letters and digits that no other picture of the page shares
     """
@@ -42,7 +44,8 @@ def shrink(svg: str, name: str) -> str:
     while _drop_empty(root):
         pass
     _unwrap_groups(root)
-    return _rename(ElementTree.tostring(root, encoding="unicode"), name)
+    text = shrink_data_uris(ElementTree.tostring(root, encoding="unicode"))
+    return _rename(text, name)
 
 
 def _short_attributes(element) -> None:

@@ -185,6 +185,15 @@ def test_a_film_repeats_nothing():
     assert len(widget.film) < 0.35 * whole
 
 
+def test_a_chosen_frame_is_stored_and_playing_starts_at_the_first():
+    frames = ring_frames(4)
+    widget = widgets.stepper(frames, still=3)
+    assert widget.stored_figure() == frames[3][0] != frames[0][0]
+    assert widget.position == 0 and json.loads(widget.film)["frames"][0]["data"] == {}
+    with pytest.raises(ValueError, match="still must be from 0 to 6, not 7"):
+        widgets.stepper(frames, still=7)
+
+
 def test_stepper_plays_a_run_over_its_timeline():
     run = ring(4)
     widget = widgets.stepper(run)

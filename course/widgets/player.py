@@ -24,13 +24,18 @@ MOST_NAMED = 4
 
 
 def stepper(
-    frames: Run | Sequence, *, title: str = "", seconds_per_frame: float = 1.0
+    frames: Run | Sequence,
+    *,
+    title: str = "",
+    seconds_per_frame: float = 1.0,
+    still: int = 0,
 ) -> Stepper:
     """Play, pause, step back and forward, scrub.
 
     frames: plotly Figures, or (Figure, caption) pairs, in order; or a Run recorded with
         record=True, which is played over its timeline
     title:  the stored line's words (default: the first figure's own title)
+    still:  the frame that stands in the notebook before it is run; playing starts at 0
 
     Raises ValueError for no frames or too many, TypeError for what is not a figure.
     """
@@ -40,7 +45,9 @@ def stepper(
     made = run_frames(frames) if is_run else list(frames)
     if not 1 <= len(made) <= MOST_FRAMES:
         raise ValueError(f"frames must be from 1 to {MOST_FRAMES}, not {len(made)}")
-    return Stepper(made, title, seconds_per_frame)
+    if not 0 <= still < len(made):
+        raise ValueError(f"still must be from 0 to {len(made) - 1}, not {still}")
+    return Stepper(made, title, seconds_per_frame, still)
 
 
 class Stepper(Live):
@@ -52,7 +59,8 @@ class Stepper(Live):
     position = traitlets.Int(0).tag(sync=True, echo_update=False)
     seconds_per_frame = traitlets.Float().tag(sync=True)
 
-    def __init__(self, frames: list, title: str, seconds_per_frame: float):
+    def __init__(self, frames: list, title: str, seconds_per_frame: float, still: int = 0):
+        self._still = still
         self.frames = [figure_and_text(f, "a frame") for f in frames]
         self._title = title or title_of(self.frames[0][0])
         super().__init__(film=_film(self.frames), seconds_per_frame=seconds_per_frame)
@@ -67,7 +75,7 @@ class Stepper(Live):
         return f"Stepper: {self._title}, {many}" if self._title else f"Stepper: {many}"
 
     def stored_figure(self) -> go.Figure:
-        return self.frames[0][0]
+        return self.frames[self._still][0]
 
 
 def _film(frames: list[tuple[go.Figure, str]]) -> str:

@@ -21,8 +21,7 @@ _ANY_RANKS = (
 
 
 def _butterfly_limits(case: Case) -> Limits:
-    """log2(p) swaps of M, p the largest power of two in n; the rest hand over and "
-    "back."""
+    """log2(p) swaps of M, p the largest power of two in n; the rest hand over and back."""
     n, p = case.ranks, core(case.ranks)
     most = (rounds(p) + (p < n)) * case.nbytes
     total_most = (p * rounds(p) + 2 * (n - p)) * case.nbytes

@@ -7,8 +7,6 @@ from it last (folding). Sources: Thakur, Rabenseifner, Gropp 2005; costs: `halvi
 and `recursive_doubling` in `course.costs.collectives`.
 """
 
-from collections.abc import Callable
-
 import torch
 import torch.distributed as dist
 
@@ -26,7 +24,7 @@ from course.parallel.messages import (
 SUM = dist.ReduceOp.SUM
 
 
-def run_folded(core: Callable, row: torch.Tensor, op, group) -> None:
+def run_folded(core, row: torch.Tensor, op, group) -> None:
     """Run core(row, distances, op, group) on the first p ranks, and let the rest share."""
     check_op(op)
     n, me = place(group)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from course.costs import activations as act
-from course.facts_models import GPT3_175B, KORTHIKANTI_22B, MT_NLG_530B, Model, gpt
+from course.facts_models import GPT3_175B, KORTHIKANTI_22B, MT_NLG_530B, Experts, Model, gpt
 
 BF16 = torch.bfloat16
 
@@ -113,10 +113,8 @@ def flash(q, k, v, model, drop):
     return out.transpose(1, 2).reshape(q.shape)
 
 
-def kept(model, attention, batch, sequence):
-    """Bytes that backward of one block keeps, weights left out; what norms keep, apart."""
-    block = Block(model, attention)
-    x = torch.randn(batch, sequence, model.hidden, dtype=BF16, requires_grad=True)
+def stored(block, forward):
+    """Bytes of each storage that backward keeps, the block's weights left out."""
     weights = {p.untyped_storage().data_ptr() for p in block.parameters()}
     storages = {}
 
@@ -127,9 +125,16 @@ def kept(model, attention, batch, sequence):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        out = block(x)
+        out = forward()
     out.sum().backward()
-    sizes = [storage.nbytes() for storage in storages.values()]
+    return [storage.nbytes() for storage in storages.values()]
+
+
+def kept(model, attention, batch, sequence):
+    """Bytes that backward of one block keeps, weights left out; what norms keep, apart."""
+    block = Block(model, attention)
+    x = torch.randn(batch, sequence, model.hidden, dtype=BF16, requires_grad=True)
+    sizes = stored(block, lambda: block(x))
     small = [n for n in sizes if n <= 4 * batch * sequence]
     return sum(sizes) - sum(small), small
 
@@ -176,6 +181,47 @@ def test_a_llama_block_with_flash_attention():
     large, small = kept(model, "flash", 2, 24)
     assert len(small) == 2
     assert large == act.layer_bytes(model, batch=2, sequence=24)
+
+
+class Mixture(nn.Module):
+    """Routed experts and a shared one behind a norm, tokens [n, hidden]."""
+
+    def __init__(self, model):
+        super().__init__()
+        h, e = model.hidden, model.experts
+        self.norm, self.router = Norm(h, BF16), linear(h, e.count, False)
+        one = lambda: nn.ModuleList(linear(*s, False) for s in ((h, e.hidden),) * 2)
+        self.wide = nn.ModuleList(one() for _ in range(e.count + e.shared))
+        back = range(e.count + e.shared)
+        self.down = nn.ModuleList(linear(e.hidden, h, False) for _ in back)
+
+    def expert(self, i, x):
+        gate, up = self.wide[i]
+        return self.down[i](F.silu(gate(x)) * up(x))
+
+    def forward(self, x):
+        """Token n goes to experts n and n + 1, so every expert has as many."""
+        y = self.norm(x[None])[0]
+        weights = torch.softmax(self.router(y), -1)
+        out, count = x, weights.shape[1]
+        if len(self.wide) > count:
+            out = out + self.expert(count, y[None])[0]
+        for i in range(count):
+            mine = (torch.arange(len(x)) - i) % count < 2
+            back = self.expert(i, y[mine]) * weights[mine, i : i + 1]
+            out = out.index_put((mine.nonzero()[:, 0],), back, accumulate=True)
+        return out
+
+
+@pytest.mark.parametrize("shared", [0, 1])
+def test_a_mixture_keeps_what_the_rows_say(shared):
+    experts = Experts(4, active=2, hidden=96, shared=shared)
+    model = replace(llama(128, 4, 4, 160), experts=experts)
+    block, x = Mixture(model), torch.randn(64, 128, dtype=BF16, requires_grad=True)
+    sizes = stored(block, lambda: block(x))
+    rows = act._mlp_tensors(model, 64, 2, 0)
+    large = sum(n for n in sizes if n >= 32 * 96 * 2)
+    assert large == sum(row.nbytes for row in rows)
 
 
 def test_eight_bits_would_halve_all_but_masks_and_statistics():

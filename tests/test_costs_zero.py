@@ -6,6 +6,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from course import World
@@ -181,6 +182,20 @@ def test_fsdp2_sends_what_the_formula_says(m, keep, reduce):
         3, WIDTH**2 * DEPTH, 4, recipe=FP32_ADAM, micro_batches=m, keep=keep, reduce=reduce
     )
     assert run.bytes_sent == (zero.step_bytes(transfers),) * 4
+
+
+def hsdp_step():
+    """Two replicas of two shards."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
+    model = mlp()
+    for layer in [*model, model]:
+        fully_shard(layer, mesh=mesh)
+    model(torch.ones(1, WIDTH)).sum().backward()
+
+
+def test_hsdp_sends_what_the_formula_says():
+    transfers = zero.step_transfers(3, WIDTH**2 * DEPTH, 2, recipe=FP32_ADAM, replicas=2)
+    assert World(4).run(hsdp_step).bytes_sent == (zero.step_bytes(transfers),) * 4
 
 
 def test_ddp_sends_what_the_formula_says():

@@ -48,9 +48,9 @@ def layer_tensors(
     attention: "materialized" keeps the scores: 5as/h of Korthikanti's formula.
                "flash" keeps one fp32 number for each head and token in their place
                (Dao 2023, arXiv 2307.08691, section 3.1: the logsumexp)
-    GPT's block is Korthikanti's, section 4.1. Llama's is the same count for that block;
-    both equal what torch keeps, see the tests. Experts and latent attention are derived in
-    the same way and checked against no run.
+    GPT's block is Korthikanti's, section 4.1. Llama's, and experts, are the same count for
+    those blocks; all three equal what torch keeps, see the tests. Latent attention is
+    derived in the same way and checked against no run.
     """
     _check(model, batch, sequence, attention, itemsize, layer)
     tokens = batch * sequence
@@ -216,8 +216,7 @@ def head_bytes(
 def logits_bytes(model: Model, *, batch: int, sequence: int, tp: int = 1) -> float:
     """Logits in fp32, 4sbv/t: Korthikanti section 4.3.
 
-    One copy, as a fused loss keeps. torch's own cross_entropy holds two at its worst
-    moment, logits and their softmax or gradient, and a third in 16 bits after a bf16 head.
+    One copy, as a fused loss keeps. torch's cross_entropy holds three at its worst moment.
     """
     return FP32 * batch * sequence * model.vocab / tp
 

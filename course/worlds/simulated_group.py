@@ -190,14 +190,10 @@ class SimulatedGroup(dist.ProcessGroup):
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(self, outputs, inputs, opts=None):
-        lists = [equal_parts(o, self.size(), "output") for o in outputs]
-        for parts, tensor in zip(lists, inputs, strict=True):
-            if parts[0].numel() != tensor.numel():
-                raise ValueError(
-                    f"all_gather_into_tensor: output must have {self.size()} times the "
-                    f"elements of input, {tensor.numel() * self.size()}, "
-                    f"not {parts[0].numel() * self.size()}"
-                )
+        lists = [
+            equal_parts("all_gather_into_tensor: output", output, self.size(), tensor)
+            for output, tensor in zip(outputs, inputs, strict=True)
+        ]
         return self._all_gather(inputs, lists, outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -237,14 +233,10 @@ class SimulatedGroup(dist.ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
-        lists = [equal_parts(i.contiguous(), self.size(), "input") for i in inputs]
-        for output, parts in zip(outputs, lists, strict=True):
-            if parts[0].numel() != output.numel():
-                raise ValueError(
-                    f"reduce_scatter_tensor: input must have {self.size()} times the "
-                    f"elements of output, {output.numel() * self.size()}, "
-                    f"not {parts[0].numel() * self.size()}"
-                )
+        lists = [
+            equal_parts("reduce_scatter_tensor: input", i.contiguous(), self.size(), output)
+            for output, i in zip(outputs, inputs, strict=True)
+        ]
         return self._reduce_scatter(lists, outputs, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced

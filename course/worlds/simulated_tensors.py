@@ -60,12 +60,15 @@ class Pieces:
         return self._tensor.narrow(self._dim, start, min(self._size, left))
 
 
-def equal_parts(tensor: torch.Tensor, n: int, name: str):
-    """The tensor as n equal flat pieces, views of it."""
-    if tensor.numel() % n:
-        raise ValueError(f"{name} must divide by the {n} ranks, not {list(tensor.shape)}")
-    check_contiguous(name, tensor)
-    flat = tensor.detach().view(-1)
+def equal_parts(name: str, whole: torch.Tensor, n: int, part: torch.Tensor):
+    """`whole` as n flat pieces, each a view with as many elements as `part`."""
+    if whole.numel() != n * part.numel():
+        raise ValueError(
+            f"{name} must have {n} times the elements of this rank's part, "
+            f"{n * part.numel()}, not {whole.numel()}"
+        )
+    check_contiguous(name, whole)
+    flat = whole.detach().view(-1)
     if n > MANY:
         return Pieces(flat, n)
     return list(flat.chunk(n)) if flat.numel() else [flat] * n

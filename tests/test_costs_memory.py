@@ -61,8 +61,8 @@ def test_bf16_does_not_shrink_model_state():
     assert min(m.bytes_per_parameter for m in mixed) == r.FP32_ADAM.bytes_per_parameter
     # what shrinks: activations, less their dropout masks, and traffic
     wide, narrow = (
-        estimate(GPT2_SMALL, Setup(r.BF16_ADAM, itemsize=size))["activations"]
-        for size in (4, 2)
+        estimate(GPT2_SMALL, Setup(recipe))["activations"]
+        for recipe in (r.FP32_ADAM, r.BF16_ADAM)
     )
     assert 1.9 < wide / narrow < 2
 
@@ -196,7 +196,7 @@ def metered(batch, layer=Layer, keep_gradients=False, ranks=1, name_logits=False
 
 
 def predicted(batch, recompute="none", **setup):
-    common = {"recipe": r.FP32_ADAM, "itemsize": 4, "fragmentation": 0.0}
+    common = {"recipe": r.FP32_ADAM, "fragmentation": 0.0}
     chosen = {"gradients_kept": False, "recompute": recompute} | setup
     return peak_bytes(GPT2_SMALL, Setup(micro_batch=batch, **common | chosen))
 
@@ -237,7 +237,7 @@ def test_the_peak_of_fsdp2_in_bf16_over_fp32_shards(output, copies):
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=output)
     world = World(8, memory=True, tensors="fake", mirror=True)
     run = world.run(train, 2, Layer, False, True, False, policy)
-    setup = {"recipe": r.FSDP2_BF16, "itemsize": 2, "logit_copies": copies}
+    setup = {"recipe": r.FSDP2_BF16, "logit_copies": copies}
     wanted = predicted(2, dp=8, zero=3, **setup)
     # with an fp32 output a layer hands its own over in fp32 too, one at a time
     assert wanted == pytest.approx(run.peak_bytes[0], rel=5e-3)

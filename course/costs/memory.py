@@ -35,6 +35,7 @@ class Setup:
     tp, pp, stage:     tensor-parallel ranks, pipeline stages, which of them (0 first)
     micro_batches:     of a step, for a pipeline
     prefetch:          ZeRO-3: units gathered ahead of the one at work
+    itemsize:          bytes of an activation's element, None: the recipe's own
     gradients_kept:    True: gradients of all layers are there while activations are at
                        their most, as with accumulation, or buckets that stay
     bucket_view:       DDP's gradient_as_bucket_view
@@ -61,7 +62,7 @@ class Setup:
     sequence_parallel: bool = False
     attention: str = "flash"
     recompute: str = "none"
-    itemsize: int = 2
+    itemsize: int | None = None
     gradients_kept: bool = True
     bucket_view: bool = True
     adapter_rank: int = 16
@@ -202,7 +203,8 @@ def _activations(model: Model, setup: Setup) -> tuple[float, float, float]:
         kept += held * activations.embedding_bytes(model, **common)
     logits = 0.0
     if setup.stage == setup.pp - 1:
-        kept += activations.head_bytes(model, itemsize=setup.itemsize, **common)
+        width = setup.itemsize or setup.recipe.activation_itemsize
+        kept += activations.head_bytes(model, itemsize=width, **common)
         logits = setup.logit_copies * activations.logits_bytes(model, **common)
     again = max(layer("none", i) - layer(setup.recompute, i) for i in mine)
     return kept, again, logits
@@ -216,7 +218,7 @@ def _layer_bytes(model: Model, setup: Setup, common: dict) -> Callable:
         sequence_parallel=setup.sequence_parallel,
         recompute=recompute,
         attention=setup.attention,
-        itemsize=setup.itemsize,
+        itemsize=setup.itemsize or setup.recipe.activation_itemsize,
         layer=layer,
     )
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from course.facts_models import Model
 
+FP32, BF16 = 4, 2
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -43,12 +45,17 @@ class Recipe:
         return self.master_weights + self.master_gradients + self.moments
 
     @property
+    def activation_itemsize(self) -> int:
+        """Bytes of an element that forward makes: 4 only where it computes in fp32."""
+        narrow = self.gathered_weights or self.frozen_weights or self.weights
+        return FP32 if narrow == FP32 else BF16
+
+    @property
     def bytes_per_parameter(self) -> float:
         """Of a trained parameter."""
         return self.weights + self.gradients + self.optimizer
 
 
-FP32, BF16 = 4, 2
 ADAM_MOMENTS = 2  # mean and variance of the gradient
 
 

@@ -33,14 +33,14 @@ def all_pairs_all_reduce(tensor: torch.Tensor, op=SUM, group=None) -> None:
 
 def _exchange(others: list[int], outs: list, intos: list, group) -> None:
     """Send one contiguous tensor to each of the others, and receive one from each."""
-    receives = [
-        dist.P2POp(dist.irecv, into, group=group, group_peer=rank)
-        for rank, into in zip(others, intos, strict=True)
-    ]
     sends = [
         dist.P2POp(dist.isend, out, group=group, group_peer=rank)
         for rank, out in zip(others, outs, strict=True)
     ]
-    if others:
-        for work in dist.batch_isend_irecv(receives + sends):
+    receives = [
+        dist.P2POp(dist.irecv, into, group=group, group_peer=rank)
+        for rank, into in zip(others, intos, strict=True)
+    ]
+    if others:  # on gloo it is faster to begin with the sends
+        for work in dist.batch_isend_irecv(sends + receives):
             work.wait()

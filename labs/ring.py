@@ -64,7 +64,10 @@ def report(run, sizes: list[int]) -> str:
 def predictions(ring: dict[int, float], ranks: int, fitted_on: list[int]) -> list[str]:
     """alpha and B from some sizes, and the other sizes predicted from them."""
     costs = {m: cost("all_reduce", "ring", ranks, m) for m in ring}
-    link = fit_link([costs[m] for m in fitted_on], [ring[m] for m in fitted_on])
+    try:
+        link = fit_link([costs[m] for m in fitted_on], [ring[m] for m in fitted_on])
+    except ValueError as error:
+        return ["", f"no fit ({error}): measure again, with more --repeats or --most"]
     alpha, rate = write_seconds(link.latency_s), write_rate(link.bytes_per_s)
     rows = [["size", "predicted", "measured", "ratio"]]
     for m in (m for m in ring if m not in fitted_on):

@@ -5,6 +5,7 @@ Names like C1 are rows of the list of corrections to what is often written.
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given as given_within_200_ms
 from hypothesis import settings
@@ -416,3 +417,18 @@ def test_no_rank_sends_more_than_the_critical_path(collective, algorithm):
     assert (
         max(*moved.sent, *moved.received) <= cost(collective, algorithm, 5, 500).bytes_sent
     )
+
+
+def test_noise_in_short_times_does_not_hide_the_bandwidth():
+    """4 KiB to 4 MiB on a busy machine: one quiet moment at 1 MiB, all else slow."""
+    costs = [cost("send", "ring", 2, 2**k) for k in range(12, 23, 2)]
+    noisy_ms = [8.1, 10.3, 15.6, 7.7, 2.0, 15.9]
+    times = [ms / 1e3 for ms in noisy_ms]
+    # relative errors alone would find that more bytes take less time
+    relative = [[c.steps / t, c.bytes_sent / t] for c, t in zip(costs, times, strict=True)]
+    slope = np.linalg.lstsq(np.array(relative), np.ones(len(times)), rcond=None)[0][1]
+    assert slope < 0
+    fitted = bandwidth.fit_link(costs, times)
+    assert 0.1e9 < fitted.bytes_per_s < 5e9
+    with pytest.raises(ValueError, match="seconds must grow"):
+        bandwidth.fit_link(costs, sorted(times, reverse=True))

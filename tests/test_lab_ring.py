@@ -81,14 +81,14 @@ def torchrun(ranks: int, *options: str) -> subprocess.CompletedProcess:
 
 
 def test_torchrun_prints_the_table_once():
-    done = torchrun(2, "--most", "1", "--repeats", "3")
+    done = torchrun(2, "--most", "4", "--repeats", "5")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert re.fullmatch(r"2 ranks on (gloo|nccl)", lines[0])
     assert lines[1] == "equal to torch's on every element of 7 sizes"
     measured, predicted = "\n".join(lines[2:]).strip().split("\n\n")
     sizes = [line.split()[:2] for line in measured.splitlines()[1:]]
-    assert sizes[0] == ["4", "KiB"] and sizes[-1] == ["1", "MiB"] and len(sizes) == 9
+    assert sizes[0] == ["4", "KiB"] and sizes[-1] == ["4", "MiB"] and len(sizes) == 11
     assert predicted.startswith("fitted on every second size: alpha ")
     assert [line.split()[:2] for line in predicted.splitlines()[2:]] == sizes[1::2]
 

@@ -89,8 +89,9 @@ def fit_link(costs: Sequence[Cost], seconds: Sequence[float], name: str = "fitte
     """The alpha and B that explain measured times best, by least squares.
 
     costs, seconds: one of each per measurement, two or more of different sizes.
-    Errors count relative to the time measured, else the longest would decide alone.
-    alpha is not let below 0. Raises ValueError where no bandwidth can be told.
+    Errors count relative to the time measured, else the longest would decide alone. They
+    do where noise in the short times hides that time grows with bytes. alpha is not let
+    below 0. Raises ValueError where no bandwidth can be told.
     """
     if len(costs) != len(seconds) or len(costs) < 2:
         raise ValueError(
@@ -100,9 +101,9 @@ def fit_link(costs: Sequence[Cost], seconds: Sequence[float], name: str = "fitte
     if not (times > 0).all():
         raise ValueError("seconds must all be positive")
     terms = np.array([[c.steps, c.bytes_sent] for c in costs], dtype=float)
-    alpha, per_byte = _least_squares(terms / times[:, None])
-    if alpha < 0:
-        alpha, (per_byte,) = 0.0, _least_squares(terms[:, 1:] / times[:, None])
+    alpha, per_byte = _fit(terms, times, weights=1 / times)
+    if per_byte <= 0:
+        alpha, per_byte = _fit(terms, times, weights=np.ones_like(times))
     if per_byte <= 0:
         raise ValueError(
             "seconds must grow with bytes_sent, or there is no bandwidth to fit"
@@ -110,9 +111,18 @@ def fit_link(costs: Sequence[Cost], seconds: Sequence[float], name: str = "fitte
     return Link(name, float(alpha), 1 / float(per_byte))
 
 
-def _least_squares(relative: np.ndarray) -> np.ndarray:
-    """Coefficients that bring every row's sum nearest to 1, columns scaled alike."""
-    scale = np.abs(relative).max(axis=0)
+def _fit(terms: np.ndarray, times: np.ndarray, weights: np.ndarray) -> tuple:
+    """(alpha, seconds per byte) for weighted errors, alpha 0 where it would be less."""
+    alpha, per_byte = _least_squares(terms, times, weights)
+    if alpha < 0:
+        alpha, (per_byte,) = 0.0, _least_squares(terms[:, 1:], times, weights)
+    return alpha, per_byte
+
+
+def _least_squares(terms: np.ndarray, times: np.ndarray, weights: np.ndarray):
+    """The coefficients with terms @ coefficients nearest to times, columns scaled alike."""
+    rows = terms * weights[:, None]
+    scale = np.abs(rows).max(axis=0)
     scale[scale == 0] = 1.0
-    solution, *_ = np.linalg.lstsq(relative / scale, np.ones(len(relative)), rcond=None)
+    solution, *_ = np.linalg.lstsq(rows / scale, times * weights, rcond=None)
     return solution / scale

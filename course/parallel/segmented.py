@@ -16,7 +16,7 @@ SUM = dist.ReduceOp.SUM
 
 # Both found by `make bench`, 4 gloo ranks on 2 cores.
 SEGMENT_BYTES = 8 * 2**20
-SHORT_BYTES = 4 * 2**20
+SHORT_BYTES = 2 * 2**20
 
 
 @dataclass

@@ -6,6 +6,7 @@ by code that never starts a rank.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,8 +100,9 @@ class Run:
     results: list[Any]
     seconds: float
     seconds_per_rank: tuple[float, ...] = ()
-    _events: tuple[Event, ...] | None = None
-    _messages: tuple[Message, ...] | None = None
+    # these two may be functions that make them, called once
+    _events: tuple[Event, ...] | Callable[[], tuple[Event, ...]] | None = None
+    _messages: tuple[Message, ...] | Callable[[], tuple[Message, ...]] | None = None
     _bytes_sent: tuple[int, ...] | None = None
     _bytes_received: tuple[int, ...] | None = None
     _bytes_per_link: dict[tuple[int, int], int] | None = None
@@ -115,6 +117,9 @@ class Run:
         value = getattr(self, "_" + name)
         if value is None:
             raise NotMetered(f"this run has no {name}: {how}")
+        if callable(value):  # made when first asked for: a long run has many
+            value = value()
+            object.__setattr__(self, "_" + name, value)
         return value
 
     @property

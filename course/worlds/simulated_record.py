@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from course.worlds.places import short_file
 from course.worlds.run import Event, Message, Run
 from course.worlds.simulated_run import Simulation
@@ -10,12 +12,6 @@ from course.worlds.simulated_run import Simulation
 def record_of(simulation: Simulation, results: list) -> Run:
     """The Run of a simulation. Mirror images get what rank 0 has."""
     seconds = tuple(simulation.seconds(rank) for rank in range(len(results)))
-    where: dict = {}
-    events = [
-        Event(*event[:-1], _where(event[-1], where))
-        for event in sorted(simulation.events, key=lambda e: (e[3], e[0], e[4]))
-    ]
-    messages = sorted(simulation.messages, key=lambda m: (m[3], m[0], m[1]))
     sent, received = _totals(simulation, len(results))
     copies = simulation.ranks // len(results)
     return Run(
@@ -23,13 +19,23 @@ def record_of(simulation: Simulation, results: list) -> Run:
         results * copies,
         seconds=max(seconds),
         seconds_per_rank=seconds * copies,
-        _events=tuple(events),
-        _messages=tuple(Message(*m) for m in messages),
+        _events=partial(_events_of, simulation.events),
+        _messages=partial(_messages_of, simulation.messages),
         _bytes_sent=tuple(sent) * copies,
         _bytes_received=tuple(received) * copies,
         _bytes_per_link=dict(sorted(simulation.bytes_per_link.items())),
         **_memory(simulation, len(results), copies),
     )
+
+
+def _events_of(notes: list[tuple]) -> tuple[Event, ...]:
+    where: dict = {}
+    notes = sorted(notes, key=lambda e: (e[3], e[0], e[4]))
+    return tuple(Event(*note[:-1], _where(note[-1], where)) for note in notes)
+
+
+def _messages_of(notes: list[tuple]) -> tuple[Message, ...]:
+    return tuple(Message(*m) for m in sorted(notes, key=lambda m: (m[3], m[0], m[1])))
 
 
 def _totals(simulation: Simulation, ranks: int) -> tuple[list[int], list[int]]:

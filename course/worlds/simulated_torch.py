@@ -8,6 +8,7 @@ While a run lasts, that object is one that keeps them per thread.
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import threading
 import warnings
@@ -19,6 +20,8 @@ from torch.distributed import distributed_c10d as c10d
 from course.worlds.quiet import ignore_new_names
 from course.worlds.simulated_group import SimulatedGroup
 from course.worlds.simulated_loss import loss_is_parallel, set_loss_parallel
+
+GC_OBJECTS = 20_000  # new objects between two collections, while ranks run
 
 _here = threading.local()  # .simulation and .rank, on the threads of ranks
 
@@ -77,8 +80,10 @@ def threads_are_ranks():
     """For the time of a run: process groups per thread, and one torch thread for all."""
     world, threads, hook = c10d._world, torch.get_num_threads(), sys.excepthook
     random_state, in_loss = torch.default_generator.get_state(), loss_is_parallel()
-    wait_all = torch.futures.wait_all
+    wait_all, thresholds = torch.futures.wait_all, gc.get_threshold()
     c10d._world = _WorldOfThread()
+    # calls and works live briefly: looking for cycles among them costs a tenth of a run
+    gc.set_threshold(thresholds[0] and max(thresholds[0], GC_OBJECTS), *thresholds[1:])
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
     torch.set_num_threads(1)
     # torch's own waits in C++, where no other rank can go on
@@ -91,6 +96,7 @@ def threads_are_ranks():
         c10d._world = world
         sys.excepthook = hook  # init_process_group puts its own there
         torch.futures.wait_all = wait_all
+        gc.set_threshold(*thresholds)
         torch._C._distributed_c10d._set_thread_isolation_mode(False)
         torch.set_num_threads(threads)
         torch.default_generator.set_state(random_state)

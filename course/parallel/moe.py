@@ -1,0 +1,256 @@
+"""A mixture-of-experts layer, spread over ranks by expert, and the same in one process.
+
+    t   tokens of this rank    E   experts    k   that each token visits
+    h   hidden                 f   inner width of an expert
+    n   ranks of the expert-parallel group; each holds e = E / n experts
+
+    moe = MoE(h, f, E, k, group=inside, replicas=across)
+    x = x + moe(x)                       # dropped tokens go by on the residual
+    (loss + switch_loss(moe.routing)).backward()
+    reduce_gradients(model)
+
+GShard, arXiv 2006.16668; Switch Transformer, arXiv 2101.03961. Costs: `course.costs.moe`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import gelu
+
+from course.parallel.moe_balance import capacity, drop, updated_bias
+from course.parallel.moe_exchange import (
+    all_to_all,
+    combine,
+    dispatch,
+    permute,
+    plan,
+    two_level_all_to_all,
+    unpermute,
+)
+from course.parallel.moe_router import ROUTERS, Router, Routing, check_top_k, fresh
+
+
+class Experts(nn.Module):
+    """Some of the experts: two matrices each, GELU between them.
+
+    up    [e, f, h]
+    down  [e, h, f]
+
+    which: the experts' numbers. Each has weights of its own seed, so that an expert is
+           the same on whichever rank it is
+    """
+
+    def __init__(self, hidden: int, ffn: int, which: Sequence[int], *, seed: int = 0):
+        super().__init__()
+        ups = [fresh(ffn, hidden, seed=(seed, "up", i)) for i in which]
+        downs = [fresh(hidden, ffn, seed=(seed, "down", i)) for i in which]
+        self.up = nn.Parameter(torch.stack(ups))
+        self.down = nn.Parameter(torch.stack(downs))
+
+    def one(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
+        """[any, h] -> [any, h] through one expert, numbered from 0 here."""
+        return gelu(rows @ self.up[expert].t()) @ self.down[expert].t()
+
+    def forward(self, rows: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+        """The first sizes[0] rows go through expert 0, and so on."""
+        parts = rows.split(sizes)
+        return torch.cat([self.one(part, i) for i, part in enumerate(parts)])
+
+
+class MoE(nn.Module):
+    """The layer for one rank of `group`, with its share of the experts.
+
+    hidden, ffn:     h and f
+    experts, top_k:  E and k. E must be a multiple of the ranks in the group
+    capacity_factor: None drops nothing. Else each rank gives each expert room for
+                     ceil(t k / E * factor) of its own t tokens, as GShard's groups do
+    router:          "softmax", "sigmoid", "noisy", or a Router
+    group:           the ranks among which the experts are divided (None: all)
+    replicas:        the ranks that hold the same experts as this one, with data parallelism
+                     beside expert parallelism (None: no other does)
+    levels:          (inside, across), groups that together make up `group`, filled node
+                     by node: exchange tokens in two steps
+    seed:            of the first weights: the same seed gives what `DenseMoE` has
+
+    forward: tokens [..., h] -> [..., h]. `routing` is that of the last forward.
+    """
+
+    def __init__(
+        self, hidden: int, ffn: int, experts: int, top_k: int, *,
+        capacity_factor: float | None = None, router: str | Router = "softmax",
+        group=None, replicas=None, levels: tuple | None = None, seed: int = 0,
+    ):  # fmt: skip
+        super().__init__()
+        ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+        check_layer(experts, top_k, capacity_factor)
+        if experts % ranks:
+            raise ValueError(
+                f"experts must be a multiple of the group's ranks ({ranks}), not {experts}"
+            )
+        self.capacity_factor, self.group = capacity_factor, group
+        self.router = router_of(router, hidden, experts, top_k, seed)
+        mine = range(experts)[rank * experts // ranks :][: experts // ranks]
+        self.experts = Experts(hidden, ffn, mine, seed=seed)
+        for parameter in self.experts.parameters():
+            parameter.replicas = Replicas(replicas, group)
+        self.exchange = exchange_over(group, levels)
+        self.routing: Routing | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.reshape(-1, x.shape[-1])
+        routing = self.routing = routed(self.router, tokens, self.capacity_factor)
+        rows, order = permute(tokens, routing)
+        how = plan(routing.kept_load(), self.group)
+        rows = dispatch(rows, how, self.exchange)
+        rows = self.experts(rows, how.rows_of_experts)
+        rows = combine(rows, how, self.exchange)
+        return unpermute(rows, order, routing).view(x.shape)
+
+
+class DenseMoE(nn.Module):
+    """The same layer in one process, with no exchange and no sorting: the reference.
+
+    forward: tokens [t, h] -> [t, h]. per_rank tells how many tokens each rank would hold,
+    the first rank's first: they matter for capacity, which each rank counts for itself.
+    `routings` are those of the last forward, one a rank.
+    """
+
+    def __init__(
+        self, hidden: int, ffn: int, experts: int, top_k: int, *,
+        capacity_factor: float | None = None, router: str | Router = "softmax",
+        seed: int = 0,
+    ):  # fmt: skip
+        super().__init__()
+        check_layer(experts, top_k, capacity_factor)
+        self.capacity_factor = capacity_factor
+        self.router = router_of(router, hidden, experts, top_k, seed)
+        self.experts = Experts(hidden, ffn, range(experts), seed=seed)
+        self.routings: list[Routing] = []
+
+    def forward(
+        self, tokens: torch.Tensor, per_rank: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        parts = tokens.split(list(per_rank or [len(tokens)]))
+        self.routings = [routed(self.router, p, self.capacity_factor) for p in parts]
+        pairs = zip(parts, self.routings, strict=True)
+        return torch.cat([self.through_experts(*pair) for pair in pairs])
+
+    def through_experts(self, tokens: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """The sum over all experts, with weight 0 where a token does not go."""
+        out = tokens.new_zeros(tokens.shape, dtype=routing.weights.dtype)
+        for expert in range(routing.expert_count):
+            chosen = (routing.experts == expert) & routing.kept
+            weight = (routing.weights * chosen).sum(dim=-1, keepdim=True)
+            out = out + weight * self.experts.one(tokens, expert)
+        return out.to(tokens.dtype)
+
+
+def routed(router: Router, tokens: torch.Tensor, factor: float | None) -> Routing:
+    """The router's choice, cut to what the experts have room for."""
+    routing = router(tokens)
+    if factor is None:
+        return routing
+    t, k = routing.experts.shape
+    return drop(routing, capacity(t, k, routing.expert_count, factor))
+
+
+# --- Gradients and biases over ranks --------------------------------------------------
+
+
+class Replicas:
+    """The ranks that hold the same experts: a mark on the parameters of experts."""
+
+    def __init__(self, group, experts_group):
+        self.group = group
+        self.ranks = 1 if group is None else dist.get_world_size(group)
+        self.experts_ranks = dist.get_world_size(experts_group)
+
+    def __deepcopy__(self, memo):
+        return self  # a process group cannot be copied
+
+
+def reduce_gradients(model: nn.Module, group=None, *, mean: bool = True) -> None:
+    """Add up gradients over ranks, in place: each over those that hold the parameter.
+
+    Experts: over their replicas only. Everything else: over all ranks of `group`.
+    mean: divide both by the ranks of `group`, so that gradients are those of the mean of
+          the ranks' losses. An expert's gradient has come from all the tokens that were
+          sent to it, so that it is a sum over ranks already: dividing it by the number of
+          replicas would leave it too large. False: those of the sum of the losses
+
+    A parameter without a gradient counts as having zeros. Raises ValueError where a layer's
+    expert-parallel ranks and replicas do not make up the group.
+    """
+    ranks = dist.get_world_size(group)
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        held_by = getattr(parameter, "replicas", None)
+        check_replicas(held_by, ranks)
+        if held_by is None:
+            dist.all_reduce(parameter.grad, group=group)
+        elif held_by.ranks > 1:
+            dist.all_reduce(parameter.grad, group=held_by.group)
+        if mean:
+            parameter.grad /= ranks
+
+
+def total_load(routing: Routing, group=None) -> torch.Tensor:
+    """[E] token copies of all ranks that chose each expert."""
+    load = routing.load()
+    dist.all_reduce(load, group=group)
+    return load
+
+
+def move_bias(moe: MoE, speed: float = 1e-3, group=None) -> None:
+    """After a step: move the sigmoid router's bias by the load of all ranks, in place."""
+    load = total_load(moe.routing, group)
+    moe.router.bias.copy_(updated_bias(moe.router.bias, load, speed))
+
+
+# --- What is asked for ----------------------------------------------------------------
+
+
+def router_of(router, hidden: int, experts: int, top_k: int, seed: int) -> Router:
+    if not isinstance(router, str):
+        return router
+    if router not in ROUTERS:
+        raise ValueError(f"router must be one of {list(ROUTERS)}, not {router!r}")
+    return ROUTERS[router](hidden, experts, top_k, seed=seed)
+
+
+def exchange_over(group, levels: tuple | None):
+    """The all-to-all of rows, flat or in two levels."""
+    if levels is None:
+        return partial(all_to_all, group=group)
+    inside, across = levels
+    k, g = dist.get_world_size(across), dist.get_world_size(inside)
+    if k * g != dist.get_world_size(group):
+        raise ValueError(
+            f"levels must make up the group ({dist.get_world_size(group)} ranks), "
+            f"not {k} nodes of {g}"
+        )
+    return partial(two_level_all_to_all, inside=inside, across=across)
+
+
+def check_layer(experts: int, top_k: int, capacity_factor: float | None) -> None:
+    if experts < 1:
+        raise ValueError(f"experts must be 1 or more, not {experts}")
+    check_top_k(top_k, experts)
+    if capacity_factor is not None and not capacity_factor > 0:
+        raise ValueError(f"capacity_factor must be more than 0, not {capacity_factor}")
+
+
+def check_replicas(held_by: Replicas | None, ranks: int) -> None:
+    if held_by is not None and held_by.experts_ranks * held_by.ranks != ranks:
+        raise ValueError(
+            f"replicas must be given so that experts' ranks ({held_by.experts_ranks}) "
+            f"times replicas are the group's {ranks} ranks, not {held_by.ranks}"
+        )

@@ -6,6 +6,7 @@ import json
 import re
 import struct
 import zlib
+from textwrap import dedent
 
 import nbformat
 import numpy as np
@@ -65,8 +66,21 @@ def test_other_cells_are_not_filled():
         assert shown.shown_name(source) is None
 
 
+def test_a_shown_method_is_put_back_into_its_class():
+    module, name = "course.authoring.pictures", "Painter.draw"
+    first, rest = shown.shown_source(module, name).split("\n", 1)
+    assert shown.shown_name(first) == (module, name)
+    own = inspect.getsource(Painter.draw)
+    assert rest == dedent(own).rstrip() + "\n\n\nPainter.draw = draw"
+
+
 @pytest.mark.parametrize(
-    "line", ["course.no_such: fill", "course.authoring.shown: no_such"]
+    "line",
+    [
+        "course.no_such: fill",
+        "course.authoring.shown: no_such",
+        "course.authoring.pictures: Painter.no_such",
+    ],
 )
 def test_a_name_the_package_lacks_is_named(line):
     module, name = line.split(": ")

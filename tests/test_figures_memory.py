@@ -8,13 +8,13 @@ from course.costs.zero import granularity, state_bytes_per_rank
 from course.facts import GB, GIB
 from course.facts_models import LLAMA3_8B, MODELS
 from course.figures.memory import LIMITS, memory_bars, recipe_memory, training_memory
-from course.figures.zero import granularity_curve, wrapped, zero_stages
+from course.figures.zero import granularity_curve, metered_peaks, wrapped, zero_stages
 
 
-def bars(figure):
+def bars(traces):
     """{row: {component: bytes}} as drawn."""
     rows = {}
-    for bar in figure.data:
+    for bar in traces:
         for row, value in zip(bar.y, bar.x, strict=True):
             rows.setdefault(row, {})[bar.name] = value * GB
     return rows
@@ -31,14 +31,14 @@ def test_each_bar_is_an_estimate(recompute):
     row = "keep all" if recompute == "none" else f"{recompute} recompute"
     setup = Setup(BF16_ADAM, micro_batch=2, dp=8, zero=3, recompute=recompute)
     wanted = estimate(LLAMA3_8B, setup)
-    drawn = bars(figure)[row]
+    drawn = bars(figure.data)[row]
     for component in COMPONENTS:
         assert drawn.get(component, 0) == pytest.approx(wanted[component], abs=1)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_is_drawn_under_every_recipe_that_it_has(name):
-    rows = bars(recipe_memory(name)[0])
+    rows = bars(recipe_memory(name)[0].data)
     frozen = {r.name for r in RECIPES.values() if r.frozen_weights is not None}
     assert set(rows) == set(RECIPES) - (frozen if MODELS[name].latent else set())
 
@@ -86,6 +86,9 @@ def test_sums_stand_at_the_ends_of_the_bars():
         (lambda: zero_stages(0), "parameters must be 1 or more"),
         (lambda: granularity_curve("GPT-9"), "model must be one of"),
         (lambda: memory_bars({}, "t"), "rows must hold one row"),
+        (lambda: metered_peaks({}, {}), "must have the same rows"),
+        (lambda: metered_peaks({"a": {}}, {"b": 1}), "must have the same rows"),
+        (lambda: metered_peaks({"a": {"ghosts": 1}}, {"a": 1}), "kinds must be of"),
         (lambda: memory_bars({"a": {"ghosts": 1}}, "t"), "components must be of"),
     ],
 )
@@ -114,6 +117,21 @@ def test_points_of_the_wrapping_curve(model):
             assert gathers == wanted.gathers
             assert peak * GB == pytest.approx(wanted.peak_bytes, rel=1e-12)
         assert int(curve.text[0]) == 1 and int(curve.text[-1]) == MODELS[model].layers
+
+
+def test_metered_peaks_beside_what_was_computed():
+    metered = {
+        "one": {"parameters": 4 * GB, "gradients": 2 * GB},
+        "two": {"parameters": GB, "activations": GB},
+    }
+    computed = {"one": 6 * GB, "two": 1.5 * GB}
+    *drawn, marks = metered_peaks(metered, computed).data
+    assert bars(drawn) == metered | {
+        "one": metered["one"] | {"activations": 0},
+        "two": metered["two"] | {"gradients": 0},
+    }
+    stand = zip(marks.y, marks.x, strict=True)
+    assert {row: gigabytes * GB for row, gigabytes in stand} == computed
 
 
 def test_wrapping_loses_no_parameter():

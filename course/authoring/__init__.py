@@ -17,7 +17,8 @@ A second build changes nothing. `check` says what a build would have to mend wit
 running anything. `cover` draws the README's picture, notebooks/cover.svg.
 
 A shown cell holds the source of one name of the package, letter for letter. Write only
-its first line, `# shown from course.parallel.collectives: ring_all_reduce`.
+its first line, `# shown from course.parallel.collectives: ring_all_reduce`. A method is
+named with its class, `Unit.reduce`; it loses its indent, and a last line puts it back.
 
 Tags that matter: `raises-exception` (the cell is meant to raise), `nbval-ignore-output`
 (its output cannot be equal twice), `exercise` (the reader defines a name of the package).

@@ -1,4 +1,4 @@
-"""ZeRO in pictures: model states against N, and how large a unit to gather.
+"""ZeRO in pictures: model states against N, how large a unit to gather, metered peaks.
 
 GB is 1e9 bytes, as on a GPU's data sheet.
 """
@@ -6,6 +6,7 @@ GB is 1e9 bytes, as on a GPU's data sheet.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import plotly.graph_objects as go
 
@@ -20,7 +21,7 @@ from course.costs.zero import (
 from course.facts import GB, H100, NVLINK4, Gpu, Link
 from course.facts_models import MODELS, Model
 from course.figures import theme
-from course.figures.memory import in_gb, named
+from course.figures.memory import LOOK, PATTERN, in_gb, named
 from course.quantities import write, write_seconds
 
 _STAGE_LOOK = (
@@ -173,5 +174,79 @@ def _wraps(wraps: dict, prefetch: int, itemsize: int, ranks: int, link: Link) ->
             f"<br>one pass over {link.name}, {ranks} ranks: {write_seconds(s)}"
             for label, f, s in zip(labels, found.values(), pass_s, strict=True)
         ],
+        "hoverinfo": "text",
+    }
+
+
+# --- Measured -----------------------------------------------------------------------------
+
+# colour and hatch of each kind of a run's `peak_kinds`, as in the bars of model states
+KIND_LOOK = {
+    "parameters": LOOK["weights"],
+    "gathered parameters": LOOK["gathered weights"],
+    "gradients": LOOK["gradients"],
+    "optimizer state": LOOK["optimizer moments"],
+    "communication": LOOK["buckets"],
+    "activations": LOOK["activations"],
+    "other": LOOK["fragmentation"],
+}
+
+
+def metered_peaks(
+    metered: Mapping[str, Mapping[str, float]],
+    computed: Mapping[str, float],
+    title: str = "Peak of one rank: metered bars, computed model states",
+) -> go.Figure:
+    """One bar a row of what was held at the peak; a mark where the arithmetic stands.
+
+    metered:  {row: {kind: bytes}}, as `Run.peak_kinds` has them
+    computed: {row: bytes} of model states
+    Raises ValueError where there is no row, where the rows differ, or for an unknown kind.
+    """
+    if not metered or list(metered) != list(computed):
+        raise ValueError("metered and computed must have the same rows, one or more")
+    unknown = {kind for row in metered.values() for kind in row} - set(KIND_LOOK)
+    if unknown:
+        raise ValueError(f"kinds must be of {list(KIND_LOOK)}, not {unknown.pop()!r}")
+    height = 190 + 38 * len(metered)
+    figure = theme.new_figure(title, x="memory of one rank (GB)", height=height)
+    drawn = [k for k in KIND_LOOK if any(row.get(k) for row in metered.values())]
+    figure.add_traces([_kind_bar(metered, kind) for kind in drawn])
+    figure.add_trace(_computed(computed))
+    figure.update_yaxes(autorange="reversed", showgrid=False, ticks="")
+    below = {"orientation": "h", "y": -90 / (height - 142), "yanchor": "top"}
+    figure.update_layout(barmode="stack", legend=below, legend_traceorder="normal")
+    figure.update_layout(margin={"b": 110})
+    return figure
+
+
+def _kind_bar(rows: Mapping[str, Mapping[str, float]], kind: str) -> dict:
+    color, hatch = KIND_LOOK[kind]
+    values = [row.get(kind, 0) for row in rows.values()]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": kind,
+        "y": list(rows),
+        "x": [value / GB for value in values],
+        "marker": {"color": color, "pattern": PATTERN | {"shape": hatch}},
+        "hovertext": [f"{kind}: {in_gb(value)}" for value in values],
+        "hoverinfo": "text",
+    }
+
+
+def _computed(rows: Mapping[str, float]) -> dict:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "computed: model states",
+        "y": list(rows),
+        "x": [value / GB for value in rows.values()],
+        "marker": {
+            "symbol": "line-ns",
+            "size": 30,
+            "line": {"width": 3, "color": theme.INK},
+        },
+        "hovertext": [f"computed: {in_gb(value)}" for value in rows.values()],
         "hoverinfo": "text",
     }

@@ -12,12 +12,14 @@ What comes from another rank comes message_s later. Messages do not queue for th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
+from course.parallel.schedule_waits import deadlock
 from course.parallel.schedules import (
     BACKWARD,
     FORWARD,
@@ -104,8 +106,8 @@ class Timeline:
     @cached_property
     def busy_s(self) -> np.ndarray:
         """Seconds of work of each rank. Sending is not work."""
-        pairs = zip(self.start_s, self.end_s, strict=True)
-        return np.array([float((end - start).sum()) for start, end in pairs])
+        pairs = zip(self.end_s, self.start_s, strict=True)
+        return np.array([(end - start).sum() for end, start in pairs])
 
     @cached_property
     def span_s(self) -> np.ndarray:
@@ -120,24 +122,22 @@ class Timeline:
 
     def bubble_of_total(self) -> float:
         """Idle rank-seconds / all rank-seconds: (p-1)/(m+p-1) for GPipe and 1F1B."""
-        total = self.makespan_s * self.schedule.ranks
-        return float(self.idle_s.sum() / total) if total else 0.0
+        return float(self.idle_s.mean() / self.makespan_s) if self.makespan_s else 0.0
 
     def bubble_of_ideal(self) -> float:
         """Idle rank-seconds / busy rank-seconds: (p-1)/m for GPipe and 1F1B.
 
-        Ideal is the time if no rank ever idled: the work, spread evenly.
+        Ideal: no rank ever idles, and the work is spread evenly.
         """
         busy = self.busy_s.sum()
         return float(self.idle_s.sum() / busy) if busy else 0.0
 
     def bubble_of_span(self) -> float:
-        """(longest span - average work) / longest span, the "bubble rate" of zero bubble.
+        """(longest span - average work) / longest span: 0 in ZB-H2 and ZB-V at best.
 
-        Qi et al. 2023, arXiv 2401.10241, section 5.3: cost is the longest time of any
-        rank, each counted from its own start, for the next step can begin in a rank that
-        is done while others are not. Equal to bubble_of_total where rank 0 starts first
-        and ends last, as in GPipe and 1F1B.
+        The bubble rate of Qi et al. 2023, arXiv 2401.10241, Table 5: each rank's time is
+        counted from its own start, for a rank that is done can begin the next step. It is
+        bubble_of_total where rank 0 starts first and ends last, as in GPipe and 1F1B.
         """
         cost = self.span_s.max()
         return float(1 - self.busy_s.mean() / cost) if cost else 0.0
@@ -148,45 +148,54 @@ class Timeline:
         Counted in micro-batches of one chunk. A forward stashes at its start, a backward
         frees at its end. A split backward frees 1 - kept at the end of its input gradient
         and kept at the end of its weight gradient. kept is M_W / M_B of Qi et al. 2023
-        (arXiv 2401.10241, section 3): 32h / (34h + 5as) without recomputation, close to 1
+        (arXiv 2401.10241, Table 1): 32h / (34h + 5as) without recomputation, close to 1
         where attention stores no scores. 1: nothing is freed before the weight gradient.
         """
-        if not 0 <= kept <= 1:
-            raise ValueError(f"kept must be from 0 to 1, not {kept}")
-        freed = {BACKWARD: -1.0, INPUT_GRADIENT: kept - 1.0, WEIGHT_GRADIENT: -kept}
-        kinds = [action.kind for action in self.schedule.orders[rank]]
-        changes = np.empty(2 * len(kinds))
-        changes[0::2] = [1.0 if kind == FORWARD else 0.0 for kind in kinds]
-        changes[1::2] = [freed.get(kind, 0.0) for kind in kinds]
-        seconds = np.empty(2 * len(kinds))
+        counts = stashed(self.schedule.orders[rank], kept)
+        seconds = np.empty(len(counts))
         seconds[0::2], seconds[1::2] = self.start_s[rank], self.end_s[rank]
-        return seconds, changes.cumsum()
+        return seconds, counts
 
     def peak_in_flight(self, kept: float = 1.0) -> np.ndarray:
         """The most that each rank holds at once. Unit and kept as for in_flight."""
-        ranks = range(self.schedule.ranks)
-        return np.array([self.in_flight(r, kept)[1].max(initial=0.0) for r in ranks])
+        orders = self.schedule.orders
+        return np.array([stashed(order, kept).max(initial=0.0) for order in orders])
+
+
+def stashed(order: Sequence[Action], kept: float = 1.0) -> np.ndarray:
+    """What a rank holds from the start and from the end of each action: two for each.
+
+    The times do not matter, only the order. Unit and kept as for in_flight.
+    """
+    if not 0 <= kept <= 1:
+        raise ValueError(f"kept must be from 0 to 1, not {kept}")
+    freed = {BACKWARD: -1.0, INPUT_GRADIENT: kept - 1.0, WEIGHT_GRADIENT: -kept}
+    changes = np.empty(2 * len(order))
+    changes[0::2] = [action.kind == FORWARD for action in order]
+    changes[1::2] = [freed.get(action.kind, 0.0) for action in order]
+    return changes.cumsum()
 
 
 def lay_out(schedule: Schedule, times: Times) -> Timeline:
     """Start and end of every action. Takes about half a microsecond for each.
 
     Raises ValueError where the order can never be worked off, naming who waits for what,
-    and where an action is of no kind, stage or micro-batch of the schedule.
+    and where an action has a kind, stage or micro-batch that the schedule has not.
     """
     _check_names(schedule, times)
     needs = _needs(schedule, times)
     starts, ends = _walk(schedule, needs)
-    blocked = [r for r, order in enumerate(schedule.orders) if len(ends[r]) < len(order)]
-    if blocked:
-        raise ValueError(_deadlock(schedule, {r: len(ends[r]) for r in blocked}))
+    stuck = {r: len(ended) for r, ended in enumerate(ends)}
+    stuck = {r: at for r, at in stuck.items() if at < len(schedule.orders[r])}
+    if stuck:
+        raise ValueError(deadlock(schedule, stuck))
     return Timeline(
         schedule, times, tuple(map(np.array, starts)), tuple(map(np.array, ends))
     )
 
 
 class _Need(NamedTuple):
-    """Of one kind of action in one stage. Keys are those of micro-batch 0."""
+    """Of one kind of action in one stage, for micro-batch 0."""
 
     key: int  # what it waits for, or -1
     own_key: int
@@ -260,37 +269,3 @@ def _check_names(schedule: Schedule, times: Times) -> None:
             strange = {action[at] for action in order} - set(allowed)
             if strange:
                 raise ValueError(f"rank {rank} has an action of {field} {strange.pop()}")
-
-
-# --- Deadlock ----------------------------------------------------------------------------
-
-
-def awaited(schedule: Schedule, action: Action) -> tuple[Action, ...]:
-    """What an action needs first: none, or one of these (a backward may be split)."""
-    kind, s, i = action
-    if kind == WEIGHT_GRADIENT:
-        return (Action(INPUT_GRADIENT, s, i),)
-    if kind == FORWARD:
-        return (Action(FORWARD, s - 1, i),) if s else ()
-    if s + 1 < schedule.stages:
-        return (Action(BACKWARD, s + 1, i), Action(INPUT_GRADIENT, s + 1, i))
-    return (Action(FORWARD, s, i),)
-
-
-def _deadlock(schedule: Schedule, stuck: dict[int, int]) -> str:
-    """Who waits for what. stuck: for each rank, the place in its order."""
-    waits = [_wait(schedule, rank, at) for rank, at in stuck.items()]
-    more = f"; and {len(waits) - 4} more ranks" if len(waits) > 4 else ""
-    return f"the schedule deadlocks: {'; '.join(waits[:4])}{more}"
-
-
-def _wait(schedule: Schedule, rank: int, at: int) -> str:
-    action = schedule.orders[rank][at]
-    choices = awaited(schedule, action)
-    for choice in choices:
-        for other, order in enumerate(schedule.orders):
-            if choice in order:
-                where = "later on the same rank" if other == rank else f"on rank {other}"
-                return f"rank {rank} at {action} waits for {choice} {where}"
-    names = " or ".join(map(str, choices))
-    return f"rank {rank} at {action} waits for {names}, which no rank does"

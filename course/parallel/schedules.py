@@ -115,7 +115,7 @@ def one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
 def looped_bfs(ranks: int, micro_batches: int, chunks: int) -> Schedule:
     """Breadth first: all micro-batches through a chunk before the next chunk begins.
 
-    Lamy-Poirier 2023, arXiv 2211.05953, section 4.1. With one chunk it is GPipe.
+    Lamy-Poirier 2023, arXiv 2211.05953. With one chunk it is GPipe.
     """
     _check(ranks, micro_batches, chunks)
     orders = []
@@ -154,7 +154,7 @@ def _looped(ranks: int, chunks: int) -> tuple[int, ...]:
 def _grouped(
     rank: int, ranks: int, micro_batches: int, chunks: int, kind: str
 ) -> tuple[list[Action], list[Action]]:
-    """Forwards of a rank in groups of p micro-batches; actions of `kind`, last chunk first."""
+    """Forwards of a rank, in groups of p micro-batches, and the backwards in `kind`."""
     stages = range(rank, ranks * chunks, ranks)
     groups = [
         range(i, min(i + ranks, micro_batches)) for i in range(0, micro_batches, ranks)
@@ -223,7 +223,7 @@ def zb_v(ranks: int, micro_batches: int) -> Schedule:
     """Two chunks on each rank, first and last half of a V: stages r and 2p - 1 - r.
 
     Without a bubble where forward and both gradients take equally long, and no rank holds
-    more than 2p chunks. Qi et al. 2024, arXiv 2405.15362, section 4 (V-ZB there). Where
+    more than 2p chunks. Qi et al. 2024, arXiv 2405.15362 (V-ZB there). Where
     m < 2p - 1 it is the schedule of 2p - 1 micro-batches without those that are missing.
     """
     _check(ranks, micro_batches)

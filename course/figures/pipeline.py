@@ -1,0 +1,171 @@
+"""Pipeline schedules in time: who works on which micro-batch, who idles, what is held.
+
+One row a rank, from 0 at the top. The bubble, the idle share, is measured in the drawing
+and stands beside the closed formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import plotly.graph_objects as go
+
+from course.figures.pipeline_boxes import Boxes, Span, boxes_from_spans, boxes_of
+from course.figures.pipeline_panels import Panel, draw
+from course.parallel.schedule_time import Timeline, Times, lay_out
+from course.parallel.schedules import Schedule, build
+from course.quantities import write, write_seconds
+
+
+def bubble(
+    schedule: str = "1F1B",
+    ranks: int = 4,
+    micro_batches: int = 8,
+    chunks: int = 2,
+    forward_ms: float = 1.0,
+    input_gradient_ms: float = 1.0,
+    weight_gradient_ms: float = 1.0,
+    message_ms: float = 0.0,
+    last_stage: float = 1.0,
+) -> tuple[go.Figure, str]:
+    """One schedule: its timeline, its bubble both ways, what each rank holds at most.
+
+    schedule:   a name in parallel.schedules.SCHEDULES
+    chunks:     stages on each rank, for the schedules that have several
+    forward_ms, input_gradient_ms, weight_gradient_ms: of all stages of a rank together,
+                so that schedules of one and of many chunks do the same work
+    message_ms: from one rank to another, per micro-batch
+    last_stage: how many times the work of another stage the model's last one is
+    Raises ValueError for a name that there is not, and for what the schedule cannot do.
+    """
+    work_ms = (forward_ms, input_gradient_ms, weight_gradient_ms, message_ms)
+    timeline = _laid_out(schedule, ranks, micro_batches, chunks, work_ms, last_stage)
+    return schedule_timeline(timeline)
+
+
+def two_schedules(
+    first: str = "GPipe",
+    second: str = "1F1B",
+    ranks: int = 4,
+    micro_batches: int = 8,
+    chunks: int = 2,
+    forward_ms: float = 1.0,
+    input_gradient_ms: float = 1.0,
+    weight_gradient_ms: float = 1.0,
+    message_ms: float = 0.0,
+    last_stage: float = 1.0,
+) -> tuple[go.Figure, str]:
+    """Two schedules of the same work on one axis of time, the first on top.
+
+    Otherwise as `bubble`.
+    """
+    work_ms = (forward_ms, input_gradient_ms, weight_gradient_ms, message_ms)
+    pair = [
+        _laid_out(name, ranks, micro_batches, chunks, work_ms, last_stage)
+        for name in (first, second)
+    ]
+    panels = [Panel(_heading(t), boxes_of(t)) for t in pair]
+    names = _unlike(*(t.schedule.name for t in pair))
+    held = {name: _held(t) for name, t in zip(names, pair, strict=True)}
+    figure = draw(f"{_size(pair[0].schedule)}: {first} and {second}", panels, held)
+    return figure, _difference(*pair)
+
+
+def schedule_timeline(timeline: Timeline, title: str = "") -> tuple[go.Figure, str]:
+    """Any schedule that was laid out, e.g. torch's or the reader's own, as `bubble`."""
+    schedule = timeline.schedule
+    panel = Panel(_heading(timeline), boxes_of(timeline))
+    title = title or f"{schedule.name}, {_size(schedule)}"
+    figure = draw(title, [panel], {"held": _held(timeline)})
+    return (
+        figure,
+        f"All done after {write_seconds(timeline.makespan_s)}. {_memory(timeline)}",
+    )
+
+
+def measured_and_predicted(
+    spans: Iterable[Span], timeline: Timeline, title: str = ""
+) -> tuple[go.Figure, str]:
+    """What was predicted over what was measured, on one axis of time.
+
+    spans: (rank, kind, stage, micro_batch, start_s, end_s), as from `spans_of(run.events)`;
+           the first start of all is put at 0
+    Raises ValueError where there is no span, or one of a rank that there is not.
+    """
+    schedule = timeline.schedule
+    measured = boxes_from_spans(spans, ranks=schedule.ranks)
+    panels = [
+        Panel(_heading(timeline, "predicted"), boxes_of(timeline)),
+        Panel(_drawn_bubble("measured", measured), measured),
+    ]
+    title = title or f"{schedule.name}, {_size(schedule)}: predicted and measured"
+    ratio = measured.makespan_s / timeline.makespan_s
+    text = (
+        f"Predicted {write_seconds(timeline.makespan_s)}, "
+        f"measured {write_seconds(measured.makespan_s)}: {ratio:.2f} times as long."
+    )
+    return draw(title, panels, {}), text
+
+
+def _laid_out(name, ranks, micro_batches, chunks, work_ms, last_stage) -> Timeline:
+    if not last_stage > 0:
+        raise ValueError(f"last_stage must be more than 0, not {last_stage}")
+    schedule = build(name, ranks, micro_batches, chunks)
+    weights = (1.0,) * (schedule.stages - 1) + (float(last_stage),)
+    times = Times(*(ms / 1e3 for ms in work_ms[:3]), weights, work_ms[3] / 1e3)
+    return lay_out(schedule, times.divided(schedule.chunks))
+
+
+# --- Words ----------------------------------------------------------------------------
+
+
+def _size(schedule: Schedule) -> str:
+    batches = _many(schedule.micro_batches, "micro-batch", "micro-batches")
+    said = f"{_many(schedule.ranks, 'rank', 'ranks')}, {batches}"
+    return said if schedule.chunks == 1 else f"{said}, {schedule.chunks} chunks a rank"
+
+
+def _many(count: int, one: str, several: str) -> str:
+    return f"{count} {one if count == 1 else several}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %".replace(".0 %", " %")
+
+
+def _both(of_total: float, of_ideal: float) -> str:
+    return f"{_percent(of_total)} of total, {_percent(of_ideal)} of ideal"
+
+
+def _heading(timeline: Timeline, name: str = "") -> str:
+    """The bubble as drawn, and as the closed formula has it."""
+    drawn = _both(timeline.bubble_of_total(), timeline.bubble_of_ideal())
+    return f"<b>{name or timeline.schedule.name}</b> bubble: {drawn}"
+
+
+def _drawn_bubble(name: str, boxes: Boxes) -> str:
+    total = boxes.bubble_of_total
+    return f"<b>{name}</b> bubble: {_both(total, total / (1 - total))}"
+
+
+def _held(timeline: Timeline) -> list[float]:
+    """Most micro-batches that each rank holds at once, all its chunks together as one."""
+    return [float(n) / timeline.schedule.chunks for n in timeline.peak_in_flight()]
+
+
+def _memory(timeline: Timeline) -> str:
+    held = _held(timeline)
+    most = max(held)
+    return f"Rank {held.index(most)} holds the most: {write(most)} micro-batches."
+
+
+def _unlike(first: str, second: str) -> tuple[str, str]:
+    return (first, second) if first != second else (first, f"{second}, below")
+
+
+def _difference(first: Timeline, second: Timeline) -> str:
+    ratio = second.makespan_s / first.makespan_s
+    return (
+        f"{first.schedule.name} {write_seconds(first.makespan_s)}, "
+        f"{second.schedule.name} {write_seconds(second.makespan_s)}: {ratio:.3g} times."
+    )

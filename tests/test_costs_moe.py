@@ -18,6 +18,8 @@ from course.costs.topology import Cluster, collective_seconds, uniform
 from course.costs.zero import state_bytes_per_rank
 from course.facts import AWS_P4D, DGX_H100, GB
 from course.facts_models import DEEPSEEK_V3, LLAMA3_8B, MIXTRAL_8X7B
+from course.parallel import moe_balance
+from course.parallel.moe_router import softmax_top_k
 
 SMALL = {"deadline": None, "max_examples": 40}
 
@@ -37,7 +39,7 @@ def routes(rng, tokens, shares, top_k):
     + [(7, 4, 2, 1.0, 4), (4096, 64, 8, 1.25, 640), (5, 8, 1, 1.0, 1), (0, 8, 2, 1.25, 0)],
 )
 def test_capacity(tokens, experts, top_k, factor, slots):
-    assert moe.capacity(tokens, experts, top_k, factor) == slots
+    assert moe.capacity(tokens, top_k, experts, factor) == slots
 
 
 @given(
@@ -48,8 +50,14 @@ def test_capacity(tokens, experts, top_k, factor, slots):
 )
 def test_capacity_is_the_least_whole_number_that_is_enough(tokens, experts, top_k, factor):
     top_k = min(top_k, experts)
-    slots = moe.capacity(tokens, experts, top_k, factor)
+    slots = moe.capacity(tokens, top_k, experts, factor)
     assert slots * experts >= tokens * top_k * factor > (slots - 1) * experts
+
+
+@given(st.integers(0, 999), st.integers(1, 4), st.integers(4, 64), st.floats(0.1, 4))
+def test_there_is_one_capacity_in_the_course(tokens, top_k, experts, factor):
+    wanted = moe_balance.capacity(tokens, top_k, experts, factor)
+    assert moe.capacity(tokens, top_k, experts, factor) == wanted
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.integers(0, 20))
@@ -80,19 +88,19 @@ def test_mean_excess_of_a_binomial_load(tokens, chance, slots):
 )
 def test_mean_drops_are_those_of_a_thousand_batches(experts, top_k, factor, skew):
     rng, tokens, batches = np.random.default_rng(1), 64, 1000
-    slots = moe.capacity(tokens, experts, top_k, factor)
+    slots = moe.capacity(tokens, top_k, experts, factor)
     shares = moe.popularity(experts, skew)
     found = []
     for _batch in range(batches):
         chosen = routes(rng, tokens, shares, top_k)
         loads = np.bincount(chosen.ravel(), minlength=experts)
         found.append(moe.dropped_share(loads, slots))
-    wanted = moe.skewed_dropped_share(tokens, experts, top_k, factor=factor, skew=skew)
+    wanted = moe.skewed_dropped_share(tokens, top_k, experts, factor=factor, skew=skew)
     assert np.mean(found) == pytest.approx(wanted, abs=5 * np.std(found) / batches**0.5)
 
 
 def test_a_balanced_router_drops_too_and_less_where_batches_are_large():
-    drops = [moe.skewed_dropped_share(t, 64) for t in (64, 1024, 65536)]
+    drops = [moe.skewed_dropped_share(t, 1, 64) for t in (64, 1024, 65536)]
     assert drops[0] > 0.3 > drops[1] > drops[2] > 0
     # half of a normal spread: sqrt(64 / (2 pi 1024)) = 10 % at a mean load of 16
     assert drops[1] == pytest.approx(math.sqrt(64 / (2 * math.pi * 1024)), rel=0.05)
@@ -102,7 +110,7 @@ def test_a_balanced_router_drops_too_and_less_where_batches_are_large():
 @settings(**SMALL)
 def test_drops_fall_with_the_factor_and_rise_with_skew(experts, top_k, skew, tokens):
     top_k = min(top_k, experts)
-    at = lambda f, s: moe.skewed_dropped_share(tokens, experts, top_k, factor=f, skew=s)
+    at = lambda f, s: moe.skewed_dropped_share(tokens, top_k, experts, factor=f, skew=s)
     assert at(1.0, skew) >= at(1.5, skew) - 1e-9 >= at(experts / top_k, skew) - 2e-9
     assert at(experts / top_k, skew) == pytest.approx(0, abs=1e-9)
     assert at(1.0, skew + 0.5) >= at(1.0, skew) - 1e-9
@@ -134,7 +142,7 @@ def test_visits_are_the_sum_over_every_order_of_choices(case):
 @settings(**SMALL)
 def test_loads_add_up_and_fall_from_the_hottest(experts, top_k, skew):
     top_k = min(top_k, experts)
-    loads = moe.loads_of(100, experts, top_k, skew=skew)
+    loads = moe.loads_of(100, top_k, experts, skew=skew)
     assert loads.sum() == pytest.approx(100 * top_k)
     assert (np.diff(loads) <= 1e-7).all() and loads.max() <= 100 + 1e-6
     if skew == 0:
@@ -156,6 +164,15 @@ def test_balance_at_its_ends():
     assert moe.effective_experts(collapsed) == pytest.approx(1)
     assert moe.balance_loss([1 / 8] * 8, [1 / 8] * 8) == pytest.approx(moe.ALPHA)
     assert moe.balance_loss([1, 0], [1, 0], alpha=1) == 2
+
+
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_the_loss_is_that_of_a_router_in_torch(top_k):
+    torch.manual_seed(0)
+    routing = softmax_top_k(torch.randn(50, 8), top_k)
+    fractions = routing.load() / (50 * top_k)
+    found = moe.balance_loss(fractions.numpy(), routing.probabilities.mean(0).numpy())
+    assert found == pytest.approx(float(moe_balance.switch_loss(routing)))
 
 
 @given(st.lists(st.floats(0.01, 1), min_size=2, max_size=10))
@@ -180,7 +197,7 @@ def test_placing_and_replicating_keep_every_copy(loads, ranks, more):
 
 
 def test_hot_experts_apart_beat_neighbours():
-    loads = moe.loads_of(1000, 16, 2, skew=1)
+    loads = moe.loads_of(1000, 2, 16, skew=1)
     near, apart = (
         moe.rank_loads(loads, 4, homes).max() for homes in (None, moe.placed(loads, 4))
     )
@@ -232,7 +249,7 @@ def test_places_reached_by_every_set_of_experts(experts, top_k, places):
     sets = list(itertools.combinations(range(experts), top_k))
     found = [len({e * places // experts for e in chosen}) for chosen in sets]
     wanted = sum(found) / len(sets)
-    assert moe_traffic.reached(experts, top_k, places) == pytest.approx(wanted)
+    assert moe_traffic.reached(top_k, experts, places) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("places", [4, 8])
@@ -247,7 +264,7 @@ def test_places_reached_within_a_limit(places):
         )
     ]
     options = {"groups": groups, "limit": limit}
-    reached = moe_traffic.reached(experts, top_k, places, **options)
+    reached = moe_traffic.reached(top_k, experts, places, **options)
     assert reached == pytest.approx(np.mean(found))
 
 
@@ -263,8 +280,8 @@ def test_deduplicated_bytes_are_the_mean_of_played_routes(places):
 
 
 def test_deepseek_v3_reaches_fewer_nodes_under_its_limit():
-    free = moe_traffic.reached(256, 8, 8)
-    limited = moe_traffic.reached(256, 8, 8, groups=8, limit=4)
+    free = moe_traffic.reached(8, 256, 8)
+    limited = moe_traffic.reached(8, 256, 8, groups=8, limit=4)
     assert limited < 4 < free < 8
 
 
@@ -488,10 +505,10 @@ def test_experts_are_averaged_over_their_replicas_only(ranks, ep):
 @pytest.mark.parametrize(
     "call, rule",
     [
-        (lambda: moe.capacity(8, 0), "experts must be 1 or more"),
-        (lambda: moe.capacity(8, 4, 5), "top_k must be from 1 to experts"),
-        (lambda: moe.capacity(8, 4, factor=0), "factor must be positive"),
-        (lambda: moe.capacity(-1, 4), "tokens must be 0 or more"),
+        (lambda: moe.capacity(8, 1, 0), "experts must be 1 or more"),
+        (lambda: moe.capacity(8, 5, 4), "top_k must be from 1 to experts"),
+        (lambda: moe.capacity(8, 1, 4, factor=0), "factor must be positive"),
+        (lambda: moe.capacity(-1, 1, 4), "tokens must be 0 or more"),
         (lambda: moe.popularity(4, -1), "skew must be 0 or more"),
         (lambda: moe.visits_of([1, 0]), "shares must be positive"),
         (lambda: moe.imbalance([0, 0]), "loads must have a positive sum"),
@@ -502,13 +519,13 @@ def test_experts_are_averaged_over_their_replicas_only(ranks, ep):
         (lambda: moe_traffic.exchange_bytes(1, 0, 1, 1), "top_k must be 1 or more"),
         (lambda: moe_traffic.exchange_bytes(-1, 1, 1, 1), "tokens must be 0 or more"),
         (lambda: moe_traffic.exchange_bytes(1, 1, 1, 0), "ranks must be 1 or more"),
-        (lambda: moe_traffic.reached(8, 2, 3), "places must divide experts"),
-        (lambda: moe_traffic.reached(8, 2, 4, groups=4, limit=5), "limit must be from 1"),
+        (lambda: moe_traffic.reached(2, 8, 3), "places must divide experts"),
+        (lambda: moe_traffic.reached(2, 8, 4, groups=4, limit=5), "limit must be from 1"),
         (
-            lambda: moe_traffic.reached(8, 3, 4, groups=4, limit=1),
+            lambda: moe_traffic.reached(3, 8, 4, groups=4, limit=1),
             "top_k must be 2 or less",
         ),
-        (lambda: moe_traffic.reached(8, 1, 2, groups=4), "groups must divide places"),
+        (lambda: moe_traffic.reached(1, 8, 2, groups=4), "groups must divide places"),
         (
             lambda: moe_traffic.port_bytes(Cluster(DGX_H100), np.ones((9, 9))),
             "cluster must",

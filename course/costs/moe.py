@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 
 ALPHA = 1e-2  # of the balance loss: Switch, section 2.2
 
 
-def check_routing(experts: int, top_k: int) -> None:
+def check_routing(top_k: int, experts: int) -> None:
     if experts < 1:
         raise ValueError(f"experts must be 1 or more, not {experts}")
     if not 1 <= top_k <= experts:
@@ -32,18 +33,18 @@ def _check_tokens(tokens: float) -> None:
 # --- Capacity ----------------------------------------------------------------------------
 
 
-def capacity(tokens: int, experts: int, top_k: int = 1, factor: float = 1.0) -> int:
+def capacity(tokens: int, top_k: int, experts: int, factor: float = 1.0) -> int:
     """Copies that one expert takes: T k / E times the factor, rounded up.
 
     Switch, equation 3, has k = 1. tokens: those that one router call sees. Where each rank
     counts for itself, as in Switch and GShard (its groups), that is the rank's own T.
     """
-    check_routing(experts, top_k)
+    check_routing(top_k, experts)
     _check_tokens(tokens)
     if factor <= 0:
         raise ValueError(f"factor must be positive, not {factor}")
-    # 1.1 * 100 is a little more than 110 in floating point, and must stay 110
-    return math.ceil(round(tokens * top_k / experts * factor, 6))
+    exact = Fraction(str(factor)) * tokens * top_k / experts  # 1.1 is 11/10, not more
+    return math.ceil(exact)
 
 
 def dropped(loads: Sequence[float], slots: float) -> float:
@@ -103,7 +104,7 @@ def popularity(experts: int, skew: float = 0.0) -> np.ndarray:
 
     Zipf's law, a model of unbalanced routers and not a measurement. skew 0: all equal.
     """
-    check_routing(experts, 1)
+    check_routing(1, experts)
     if skew < 0:
         raise ValueError(f"skew must be 0 or more, not {skew}")
     weights = (np.arange(experts) + 1.0) ** -skew
@@ -121,7 +122,7 @@ def visits_of(shares: Sequence[float], top_k: int = 1) -> np.ndarray:
     worked out by the trapezoid rule over log t, which here is exact to about 12 digits.
     """
     rates = np.asarray(shares, float)
-    check_routing(len(rates), top_k)
+    check_routing(top_k, len(rates))
     if (rates <= 0).any():
         raise ValueError("shares must be positive")
     rates = rates / rates.sum()
@@ -154,20 +155,18 @@ def _counts(rang: np.ndarray, top_k: int) -> list[np.ndarray]:
     return counts
 
 
-def loads_of(
-    tokens: float, experts: int, top_k: int = 1, *, skew: float = 0.0
-) -> np.ndarray:
+def loads_of(tokens: float, top_k: int, experts: int, *, skew: float = 0.0) -> np.ndarray:
     """Mean load of each expert under that skew, the hottest first; adds up to T k."""
     _check_tokens(tokens)
     return tokens * visits_of(popularity(experts, skew), top_k)
 
 
 def skewed_dropped_share(
-    tokens: int, experts: int, top_k: int = 1, *, factor: float = 1.0, skew: float = 0.0
+    tokens: int, top_k: int, experts: int, *, factor: float = 1.0, skew: float = 0.0
 ) -> float:
     """Mean dropped share at a capacity factor, where popularity follows that skew."""
     visits = visits_of(popularity(experts, skew), top_k)
-    return expected_dropped_share(tokens, visits, capacity(tokens, experts, top_k, factor))
+    return expected_dropped_share(tokens, visits, capacity(tokens, top_k, experts, factor))
 
 
 # --- Balance -----------------------------------------------------------------------------

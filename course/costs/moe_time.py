@@ -132,8 +132,8 @@ def forwarded_dispatch(
     """
     check_nbytes(token_bytes)
     options = {"groups": nodes, "limit": limit}
-    to_nodes = tokens * reached(experts, top_k, nodes, **options) * (nodes - 1) / nodes
-    to_ranks = tokens * reached(experts, top_k, gpus * nodes, **options)
+    to_nodes = tokens * reached(top_k, experts, nodes, **options) * (nodes - 1) / nodes
+    to_ranks = tokens * reached(top_k, experts, gpus * nodes, **options)
     return TwoLevelCost(
         inside=Cost(gpus - 1, to_ranks * (gpus - 1) / gpus * token_bytes),
         across=Cost(nodes - 1, to_nodes * token_bytes),
@@ -161,7 +161,7 @@ class Layer:
     matrices: int = 3
 
     def __post_init__(self):
-        check_routing(self.experts, self.top_k)
+        check_routing(self.top_k, self.experts)
         for name in ("tokens", "hidden", "expert_hidden", "itemsize", "matrices"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
@@ -211,7 +211,7 @@ def forward_seconds(
     ranks:  must divide the experts. Nothing overlaps.
     """
     if visits is None:
-        visits = loads_of(1, layer.experts, layer.top_k)
+        visits = loads_of(1, layer.top_k, layer.experts)
     matrix = expected_matrix([layer.tokens] * ranks, visits, layer.token_bytes)
     hottest = layer.tokens * ranks * float(np.max(rank_loads(visits, ranks)))
     return {

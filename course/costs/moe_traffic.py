@@ -83,8 +83,8 @@ def tensor_parallel_bytes(
 
 
 def reached(
-    experts: int,
     top_k: int,
+    experts: int,
     places: int,
     *,
     groups: int = 1,
@@ -99,7 +99,7 @@ def reached(
            evenly, then the experts from these. DeepSeek-V3 (arXiv 2412.19437, section
            2.1.2): at most 4 nodes, chosen by their best experts' scores.
     """
-    check_routing(experts, top_k)
+    check_routing(top_k, experts)
     for name, value in (("places", places), ("groups", groups)):
         if value < 1 or experts % value:
             raise ValueError(f"{name} must divide experts ({experts}), not {value}")
@@ -131,7 +131,7 @@ def deduplicated_bytes(
     places: ranks, or nodes, which then hand the token on inside: T reached h b (p - 1) / p
     """
     _check_sizes(tokens, top_k, hidden)
-    copies = reached(experts, top_k, places, groups=groups, limit=limit)
+    copies = reached(top_k, experts, places, groups=groups, limit=limit)
     return tokens * copies * hidden * itemsize * (places - 1) / places
 
 

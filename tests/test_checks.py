@@ -14,6 +14,7 @@ from course.checks.grading import _cluster, _on_rank
 from course.checks.traffic import steps_of
 from course.checks.verdict import KINDS
 from tests.exercise_answers import RIGHT, WRONG, recurses, stub
+from tests.zero_answers import WRONG as WRONG_IN_08
 
 right_answers = [(name, f) for name, answers in RIGHT.items() for f in answers]
 wrong_answers = [(name, *answer) for name, answers in WRONG.items() for answer in answers]
@@ -57,6 +58,7 @@ def test_the_stub_is_not_attempted(name, capsys):
 
 def test_all_kinds_of_verdict_are_given_by_some_answer():
     given = {kind for _, _, kind, _ in wrong_answers} | {"right", "not attempted"}
+    given |= {kind for answers in WRONG_IN_08.values() for _, kind, _ in answers}
     assert given == set(KINDS)
 
 

@@ -10,13 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from course.checks import chapter_02, chapter_03, chapter_04, lab_01, lab_11
+from course.checks import (
+    chapter_02,
+    chapter_03,
+    chapter_04,
+    chapter_07,
+    chapter_08,
+    lab_01,
+    lab_11,
+)
 from course.checks.exercise import Exercise
 from course.checks.verdict import Verdict
 
 __all__ = ["Verdict", "check", "exercise", "exercises"]
 
-_HOMES = (chapter_02, chapter_03, chapter_04, lab_01, lab_11)
+_HOMES = (chapter_02, chapter_03, chapter_04, chapter_07, chapter_08, lab_01, lab_11)
 _ALL = {e.name: e for home in _HOMES for e in home.EXERCISES}
 
 

@@ -65,6 +65,8 @@ class Limits:
     steps:           most messages that may follow one another
     node_sent:       most that may leave one node, bytes
     card_sent:       most that may leave by one network card, bytes
+    held:            most that a rank may hold, {"between steps": bytes}
+    held_least:      least that all ranks together must hold, {"between steps": bytes}
     """
 
     sent: int
@@ -75,12 +77,16 @@ class Limits:
     steps: int | None = None
     node_sent: int | None = None
     card_sent: int | None = None
+    held: dict[str, int] = field(default_factory=dict)
+    held_least: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         if self.card_sent is not None:
             text = f"at most {self.card_sent} bytes leave by each network card"
         else:
             text = f"no rank sends more than {self.sent} bytes"
+        for moment, most in self.held.items():
+            text += f", or holds more than {most} bytes {moment}"
         return text + (f", in {self.steps} steps" if self.steps is not None else "")
 
 
@@ -128,6 +134,9 @@ class OnRanks(Exercise):
     limits:    limits(case) -> Limits
     by_hand:   only send and receive
     ring:      messages go to neighbours only
+    memory:    tensor bytes are counted too: play leaves a `Held`
+    slips:     slips(case): results of known slips, {what to say of it: results, by rank}
+    hints:     what to do about bytes held at a moment, {"between steps": words}
     """
 
     cases: tuple[Case, ...] = ()
@@ -136,6 +145,9 @@ class OnRanks(Exercise):
     limits: Callable[[Case], Limits] = field(default=None, kw_only=True)
     by_hand: bool = field(default=True, kw_only=True)
     ring: bool = field(default=False, kw_only=True)
+    memory: bool = field(default=False, kw_only=True)
+    slips: Callable[[Case], dict[str, list]] = field(default=None, kw_only=True)
+    hints: dict[str, str] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self):
         case = self.cases[0]

@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-from course.checks.compare import first_difference
+from course.checks.compare import Fault, first_difference
 from course.checks.exercise import Case, OnRanks
+from course.checks.memory import Held, memory_complaint, memory_summary
+from course.checks.slips import named
 from course.checks.traffic import complaint, summary
 from course.checks.verdict import Verdict, of_error, right, wrong
 from course.costs.topology import Cluster
@@ -23,22 +25,33 @@ _TIMEOUT_S = 20  # of real time without a call: an endless loop, on a busy machi
 
 
 def grade(exercise: OnRanks, function: Callable) -> Verdict:
-    """Values on all cases first, then rules and traffic: the first fault is told."""
+    """Values on all cases first, then memory, rules, traffic: the first fault is told."""
     runs: list[tuple[Case, Run]] = []
     for case in exercise.cases:
         try:
             run = _run(exercise, function, case, quiet=bool(runs))
         except Exception as error:
             return of_error(error, case.describe())
-        fault = first_difference(run.results, exercise.expected(case))
+        fault = _value_fault(run, case, exercise)
         if fault:
             return wrong(*fault, case.describe())
         runs.append((case, run))
     for case, run in runs:
-        fault = complaint(run, case, exercise)
+        fault = memory_complaint(run, case, exercise) or complaint(run, case, exercise)
         if fault:
             return wrong(*fault, case.describe())
-    return right(f"right: {summary(runs[0][1])}", _cases(exercise.cases))
+    shown = runs[0][1]
+    return right(f"right: {summary(shown)}{memory_summary(shown)}", _cases(exercise.cases))
+
+
+def _value_fault(run: Run, case: Case, exercise: OnRanks) -> Fault | None:
+    """The first wrong value, and what slip gives such values, where one is known."""
+    left = [r.left if isinstance(r, Held) else r for r in run.results]
+    expected = exercise.expected(case)
+    fault = first_difference(left, expected)
+    if fault and exercise.slips and fault[0] == "wrong values":
+        return fault[0], fault[1] + named(left, expected, exercise.slips(case))
+    return fault
 
 
 def _run(exercise: OnRanks, function: Callable, case: Case, quiet: bool) -> Run:
@@ -47,9 +60,8 @@ def _run(exercise: OnRanks, function: Callable, case: Case, quiet: bool) -> Run:
         if quiet:
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
             stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-        world = stack.enter_context(
-            World(case.ranks, cluster=_cluster(case), timeout_s=_TIMEOUT_S)
-        )
+        options = {"cluster": _cluster(case), "memory": exercise.memory}
+        world = stack.enter_context(World(case.ranks, timeout_s=_TIMEOUT_S, **options))
         return world.run(_on_rank, exercise.play, function, case)
 
 

@@ -10,7 +10,8 @@ from course.worlds.run import Deadlock, RankError
 
 KINDS = (
     "not attempted", "raised", "deadlock", "wrong shape", "wrong values",
-    "too little traffic", "against the rules", "too much traffic", "too slow", "right",
+    "too little traffic", "against the rules", "too much traffic", "too slow",
+    "too little memory", "too much memory", "right",
 )  # fmt: skip
 _OURS = "course/checks/"
 _LINES_SHOWN = 2

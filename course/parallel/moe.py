@@ -56,10 +56,9 @@ class Experts(nn.Module):
         """[any, h] -> [any, h] through one expert, numbered from 0 here."""
         return gelu(rows @ self.up[expert].t()) @ self.down[expert].t()
 
-    def forward(self, rows: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-        """The first sizes[0] rows go through expert 0, and so on."""
-        parts = rows.split(sizes)
-        return torch.cat([self.one(part, i) for i, part in enumerate(parts)])
+    def forward(self, rows: list[torch.Tensor]) -> list[torch.Tensor]:
+        """[any, h] for each expert -> the same through each, one after the other."""
+        return [self.one(part, i) for i, part in enumerate(rows)]
 
 
 class MoE(nn.Module):
@@ -107,8 +106,7 @@ class MoE(nn.Module):
         rows, order = permute(tokens, routing)
         how = plan(routing.kept_load(), self.group)
         rows = dispatch(rows, how, self.exchange)
-        rows = self.experts(rows, how.rows_of_experts)
-        rows = combine(rows, how, self.exchange)
+        rows = combine(self.experts(rows), how, self.exchange)
         return unpermute(rows, order, routing).view(x.shape)
 
 

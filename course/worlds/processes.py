@@ -104,8 +104,10 @@ def _recorded(outcomes: list[Returned]) -> dict:
     traces = [outcome.trace for outcome in outcomes]
     if None in traces:
         return {}
+    start_ns = min(outcome.started_ns for outcome in outcomes)
     return {
-        "_events": merge(traces, min(outcome.started_ns for outcome in outcomes)),
+        "_events": merge(traces, start_ns),
+        "_spans": merge(traces, start_ns, "spans"),
         "_bytes_sent": tuple(trace.sent for trace in traces),
         "_bytes_received": tuple(trace.received for trace in traces),
     }

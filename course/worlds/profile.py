@@ -40,6 +40,8 @@ FUNCTIONS = (
     *("all_to_all_single", "all_to_all_single_autograd"),
 )
 
+USER_SCOPE = 7  # torch's RecordScope of what `record_function` names
+
 
 @dataclass
 class Recording:
@@ -84,6 +86,7 @@ def _seen(event, origin_ns: int) -> Seen:
         dtypes=event.dtypes(),
         values=event.concrete_inputs(),
         on_gpu=event.device_type().name == "CUDA",
+        is_span=event.scope() == USER_SCOPE,
     )
 
 

@@ -67,6 +67,7 @@ class Seen:
     dtypes: list = field(default_factory=list)
     values: list = field(default_factory=list)
     on_gpu: bool = False
+    is_span: bool = False  # named by the rank's code
 
     def holds(self, other: Seen) -> bool:
         inside = self.start_ns <= other.start_ns and other.end_ns <= self.end_ns
@@ -89,12 +90,14 @@ class Trace:
     """One rank's part of a recorded run.
 
     events:    times since `origin_ns`, which is by this machine's clock
+    spans:     likewise, of what the rank's code named
     sent:      bytes this rank sent. For send: what was sent. For a collective: what a
                ring would send, since gloo and NCCL do not tell what they did
     received:  likewise
     """
 
     events: tuple[Event, ...]
+    spans: tuple[Event, ...]
     sent: int
     received: int
     origin_ns: int
@@ -111,19 +114,31 @@ def read(seen: list[Seen], rank: int, world: list[int], origin_ns: int = 0) -> T
         out, back = _moved(event, ranks)
         sent, received = sent + out, received + back
     events = [event for event, _ in talk] + _compute(seen, rank)
-    return Trace(tuple(events), sent, received, origin_ns)
+    return Trace(tuple(events), _spans(seen, rank), sent, received, origin_ns)
 
 
-def merge(traces: list[Trace], start_ns: int) -> tuple[Event, ...]:
-    """The events of all ranks on one clock that starts at `start_ns`."""
+def merge(traces: list[Trace], start_ns: int, kind: str = "events") -> tuple[Event, ...]:
+    """The events, or spans, of all ranks on one clock that starts at `start_ns`."""
     events = []
     for trace in traces:
         shift = (trace.origin_ns - start_ns) / 1e9
         events += [
             replace(e, start_s=e.start_s + shift, end_s=e.end_s + shift)
-            for e in trace.events
+            for e in getattr(trace, kind)
         ]
     return tuple(sorted(events, key=lambda e: (e.start_s, e.rank)))
+
+
+def _spans(seen: list[Seen], rank: int) -> tuple[Event, ...]:
+    """What the rank's code named: as the GPU did it, where the profiler saw it there."""
+    ours = (MARKER, *BACKENDS)
+    named = [s for s in seen if s.is_span and not s.name.startswith(ours)]
+    names = {s.name for s in named}
+    on_gpu = [s for s in seen if s.on_gpu and s.name in names]
+    there = {s.name for s in on_gpu}
+    spans = on_gpu + [s for s in named if not s.on_gpu and s.name not in there]
+    spans.sort(key=lambda s: s.start_ns)
+    return tuple(_event(s, rank, "compute", s.name) for s in spans)
 
 
 # -- communication --------------------------------------------------------------

@@ -100,9 +100,10 @@ class Run:
     results: list[Any]
     seconds: float
     seconds_per_rank: tuple[float, ...] = ()
-    # these two may be functions that make them, called once
+    # these three may be functions that make them, called once
     _events: tuple[Event, ...] | Callable[[], tuple[Event, ...]] | None = None
     _messages: tuple[Message, ...] | Callable[[], tuple[Message, ...]] | None = None
+    _spans: tuple[Event, ...] | Callable[[], tuple[Event, ...]] | None = None
     _bytes_sent: tuple[int, ...] | None = None
     _bytes_received: tuple[int, ...] | None = None
     _bytes_per_link: dict[tuple[int, int], int] | None = None
@@ -130,6 +131,15 @@ class Run:
     def events(self) -> tuple[Event, ...]:
         """Every event of every rank, by start time, then rank."""
         return self._metered("events", "run it with record=True")
+
+    @property
+    def spans(self) -> tuple[Event, ...]:
+        """What was done under a name, `with torch.profiler.record_function(name)`.
+
+        By start time, then rank. A span is on the lane "compute", and holds the events
+        that happened meanwhile. torch names some of its own work so, too.
+        """
+        return self._metered("spans", "run it with record=True")
 
     @property
     def messages(self) -> tuple[Message, ...]:

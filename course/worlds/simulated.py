@@ -42,6 +42,7 @@ from course.worlds.simulated_mirror import MirroredSimulation
 from course.worlds.simulated_output import printed_by_rank, show
 from course.worlds.simulated_record import record_of
 from course.worlds.simulated_run import Simulation
+from course.worlds.simulated_spans import spans_are_noted
 from course.worlds.simulated_streams import streams_are_simulated
 from course.worlds.simulated_torch import simulation_here, thread_is_rank, threads_are_ranks
 
@@ -124,7 +125,9 @@ class SimulatedRanks:
     @contextlib.contextmanager
     def _around(self):
         """What is different in this process while a run lasts."""
-        with threads_are_ranks(), streams_are_simulated(), contextlib.ExitStack() as more:
+        with threads_are_ranks(), contextlib.ExitStack() as more:
+            more.enter_context(streams_are_simulated())
+            more.enter_context(spans_are_noted())
             if self.memory or self.compute == "roofline":
                 more.enter_context(torch_tells())
             if self.mirror:

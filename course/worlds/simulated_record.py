@@ -20,6 +20,7 @@ def record_of(simulation: Simulation, results: list) -> Run:
         seconds=max(seconds),
         seconds_per_rank=seconds * copies,
         _events=partial(_events_of, simulation.events),
+        _spans=partial(_events_of, simulation.spans),
         _messages=partial(_messages_of, simulation.messages),
         _bytes_sent=tuple(sent) * copies,
         _bytes_received=tuple(received) * copies,

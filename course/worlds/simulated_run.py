@@ -50,6 +50,7 @@ class Simulation:
         self.groups: dict[str, GroupCalls] = {}
         # (rank, lane, name, start_s, end_s, bytes, peer, line), made into Events later
         self.events: list[tuple] = []
+        self.spans: list[tuple] = []
         self.messages: list[tuple] = []
         self.bytes_per_link: dict[tuple[int, int], int] = {}
         self.memories: dict = {}  # rank: RankMemory, where memory is metered

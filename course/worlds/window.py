@@ -19,6 +19,8 @@ def after(run: Run, name: str = "barrier") -> Run:
     origin_s = min(left_s)
     kept = [e for e in run.events if e.start_s >= left_s[e.rank] and e.name != name]
     events = tuple(_earlier(e, origin_s) for e in kept)
+    named = () if run._spans is None else run.spans
+    spans = tuple(_earlier(s, origin_s) for s in named if s.start_s >= left_s[s.rank])
     ends = [
         max((e.end_s for e in events if e.rank == r), default=0.0) for r in range(run.ranks)
     ]
@@ -27,6 +29,7 @@ def after(run: Run, name: str = "barrier") -> Run:
         seconds=max(ends),
         seconds_per_rank=tuple(ends),
         _events=events,
+        _spans=spans,
         _messages=None,
         _bytes_sent=None,
         _bytes_received=None,

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import plotly.graph_objects as go
 
+from course.costs.pipeline import Step, bubble_s, total_from_ideal
 from course.figures.pipeline_boxes import Boxes, Span, boxes_from_spans, boxes_of
 from course.figures.pipeline_panels import Panel, draw
 from course.parallel.schedule_time import Timeline, Times, lay_out
@@ -77,10 +78,7 @@ def schedule_timeline(timeline: Timeline, title: str = "") -> tuple[go.Figure, s
     panel = Panel(_heading(timeline), boxes_of(timeline))
     title = title or f"{schedule.name}, {_size(schedule)}"
     figure = draw(title, [panel], {"held": _held(timeline)})
-    return (
-        figure,
-        f"All done after {write_seconds(timeline.makespan_s)}. {_memory(timeline)}",
-    )
+    return figure, _words(timeline)
 
 
 def measured_and_predicted(
@@ -140,12 +138,15 @@ def _both(of_total: float, of_ideal: float) -> str:
 def _heading(timeline: Timeline, name: str = "") -> str:
     """The bubble as drawn, and as the closed formula has it."""
     drawn = _both(timeline.bubble_of_total(), timeline.bubble_of_ideal())
-    return f"<b>{name or timeline.schedule.name}</b> bubble: {drawn}"
+    return (
+        f"<b>{name or timeline.schedule.name}</b>, bubble as drawn: {drawn}"
+        f"<br>{_formula(timeline)}"
+    )
 
 
 def _drawn_bubble(name: str, boxes: Boxes) -> str:
     total = boxes.bubble_of_total
-    return f"<b>{name}</b> bubble: {_both(total, total / (1 - total))}"
+    return f"<b>{name}</b>, bubble as drawn: {_both(total, total / (1 - total))}"
 
 
 def _held(timeline: Timeline) -> list[float]:
@@ -153,10 +154,22 @@ def _held(timeline: Timeline) -> list[float]:
     return [float(n) / timeline.schedule.chunks for n in timeline.peak_in_flight()]
 
 
-def _memory(timeline: Timeline) -> str:
-    held = _held(timeline)
-    most = max(held)
-    return f"Rank {held.index(most)} holds the most: {write(most)} micro-batches."
+def _words(timeline: Timeline) -> str:
+    """What stands under the picture of one schedule."""
+    held, schedule = _held(timeline), timeline.schedule
+    said = [
+        f"All done after {write_seconds(timeline.makespan_s)}, "
+        f"of which {write_seconds(timeline.busy_s.mean())} work on the average rank.",
+        f"Rank {held.index(max(held))} holds the most: {write(max(held))} micro-batches.",
+    ]
+    span, total = timeline.bubble_of_span(), timeline.bubble_of_total()
+    if abs(span - total) > 5e-4:
+        said.append(
+            f"With each rank counted from its own first action: {_percent(span)} idle."
+        )
+    if schedule.chunks > 1:
+        said.append("A letter names the chunk of the rank; later chunks are paler.")
+    return " ".join(said)
 
 
 def _unlike(first: str, second: str) -> tuple[str, str]:
@@ -168,4 +181,53 @@ def _difference(first: Timeline, second: Timeline) -> str:
     return (
         f"{first.schedule.name} {write_seconds(first.makespan_s)}, "
         f"{second.schedule.name} {write_seconds(second.makespan_s)}: {ratio:.3g} times."
+    )
+
+
+# --- The closed formula ---------------------------------------------------------------
+
+RATIOS = {
+    "GPipe": ("(p-1)/(m+p-1)", "(p-1)/m"),
+    "1F1B": ("(p-1)/(m+p-1)", "(p-1)/m"),
+    "Interleaved 1F1B": ("(p-1)/(vm+p-1)", "(p-1)/(vm)"),
+}
+
+
+def _formula(timeline: Timeline) -> str:
+    """What costs.pipeline says, or why it says nothing."""
+    name, times = timeline.schedule.name, timeline.times
+    formula = "formula" if _is_even(timeline) else "formula if all stages were equal"
+    try:
+        step = step_of(timeline)
+        lost_s = bubble_s(name, step)
+    except ValueError as rule:
+        return str(rule)
+    of_ideal = lost_s / step.ideal_s if step.ideal_s else 0.0
+    of_total = total_from_ideal(of_ideal)
+    if name in RATIOS and not times.message_s:
+        total, ideal = RATIOS[name]
+        return f"{formula}: {total} = {_percent(of_total)}, {ideal} = {_percent(of_ideal)}"
+    return f"{formula}: {write_seconds(lost_s)}, {_both(of_total, of_ideal)}"
+
+
+def _is_even(timeline: Timeline) -> bool:
+    return len(set(timeline.times.stage_weights or (1.0,))) == 1
+
+
+def step_of(timeline: Timeline) -> Step:
+    """The step that the closed formulas of costs.pipeline speak of: stages of weight 1.
+
+    Raises ValueError where sends block: they speak of none that do.
+    """
+    schedule, times = timeline.schedule, timeline.times
+    if times.blocking:
+        raise ValueError("this bubble has a formula only for sends that do not block")
+    return Step(
+        schedule.ranks,
+        schedule.micro_batches,
+        schedule.chunks,
+        times.forward_s * schedule.chunks,
+        times.input_gradient_s * schedule.chunks,
+        times.weight_gradient_s * schedule.chunks,
+        times.message_s,
     )

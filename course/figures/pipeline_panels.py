@@ -9,14 +9,15 @@ import plotly.graph_objects as go
 
 from course.figures import theme
 from course.figures.memory import PATTERN
-from course.figures.pipeline_boxes import Boxes, traces
+from course.figures.pipeline_boxes import Boxes
+from course.figures.pipeline_traces import traces
 from course.quantities import write
 
 UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 # pixels: the rows of all timelines together, a row at least and at most, the bars, a
-# heading, an axis with its title, the margins, the width that labels may count on
+# line of a heading, an axis with its title, the margins, the width for labels
 ROWS_PX, LEAST_ROW_PX, MOST_ROW_PX = 384, 5, 32
-BARS_PX, HEADING_PX, AXIS_PX = 100, 28, 44
+BARS_PX, LINE_PX, AXIS_PX = 100, 18, 44
 TOP_PX, BOTTOM_PX, PLOT_PX = 36, 78, 720
 BAR_LOOK = ((theme.GREEN, ""), (theme.PURPLE, "/"))
 MOST_BAR_NUMBERS = 32
@@ -26,7 +27,7 @@ HELD = "most activations held at once by each rank, in micro-batches"
 
 @dataclass(frozen=True)
 class Panel:
-    """One timeline and the line above it."""
+    """One timeline and the lines above it."""
 
     heading: str
     boxes: Boxes
@@ -109,7 +110,8 @@ def _domains(panels, row_px: float, bars: bool) -> tuple[float, list[list[float]
     tops = []
     at = 0.0
     for i, height in enumerate(heights):
-        at += HEADING_PX + (AXIS_PX if i == len(panels) else 0)
+        lines = 1 if i == len(panels) else 1 + panels[i].heading.count("<br>")
+        at += 10 + LINE_PX * lines + (AXIS_PX if i == len(panels) else 0)
         tops.append(at)
         at += height
     return at, [[1 - (t + h) / at, 1 - t / at] for t, h in zip(tops, heights, strict=True)]
@@ -125,6 +127,7 @@ def _heading(text: str, top: float) -> dict:
         "y": top,
         "xanchor": "left",
         "yanchor": "bottom",
+        "align": "left",
         "font": {"size": 13},
     }
 

@@ -31,6 +31,23 @@ CURVES = [
     "widgets.explore(time_against_size, ranks=(2, 200))",
 ]
 
+PIPELINE = [
+    "from course import widgets\nfrom course.figures.pipeline import bubble, two_schedules",
+    """\
+def pipeline(message_us=0):
+    return bubble("1F1B", 16, 64, message_ms=message_us / 1000)
+
+widgets.explore(pipeline, message_us=(0, 200))""",
+]
+TWO_PIPELINES = [
+    PIPELINE[0],
+    """\
+def pipelines(message_us=0):
+    return two_schedules("1F1B", "ZB-V", 16, 64, message_ms=message_us / 1000)
+
+widgets.explore(pipelines, message_us=(0, 200))""",
+]
+
 # from the input event, before any listener, to the end of the drawing that it led to
 WATCH = """() => {
     const slider = document.querySelector(".rr-widget input[type=range]");
@@ -91,6 +108,8 @@ def main() -> None:
         try:
             report("eight waves", *measure(browser, server, "eight", EIGHT, 8))
             report("cost curves", *measure(browser, server, "curves", CURVES, 1))
+            for name, cells in (("pipeline", PIPELINE), ("two pipelines", TWO_PIPELINES)):
+                report(name, *measure(browser, server, name, cells, 1))
         finally:
             browser.close()
             server.stop()

@@ -1,0 +1,158 @@
+"""Work of a pipeline drawn as boxes in rows, one row a rank: few traces, many boxes.
+
+Each kind of work has a colour, a hatch and a height, so that no one of them is needed
+alone. All boxes of one kind and chunk are one path, so that thousands redraw at once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from course.figures import theme
+from course.figures.looks import IDLE
+from course.figures.pipeline_boxes import KINDS, Boxes
+from course.parallel.schedules import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
+
+NAMES = {
+    FORWARD: "forward",
+    BACKWARD: "backward",
+    INPUT_GRADIENT: "input gradient",
+    WEIGHT_GRADIENT: "weight gradient",
+}
+# colour, hatch, and share of the row's height
+LOOK = {
+    FORWARD: (theme.BLUE, "", 1.0),
+    BACKWARD: (theme.SKY, "/", 1.0),
+    INPUT_GRADIENT: (theme.SKY, "\\", 1.0),
+    WEIGHT_GRADIENT: (theme.ORANGE, "x", 0.6),
+}
+FILL = 0.84  # of a row's height, which is 1
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+# labels and what is said on pointing: no more than this many, or the page slows down
+MOST_LABELS, MOST_HOVERS = 600, 4000
+LETTER_PX, LEAST_ROW_PX = 6.4, 15
+
+
+def traces(boxes: Boxes, second: float, row_px: float, plot_px: float, **place) -> list:
+    """Idle rows, boxes, what they say, and their numbers where there is room.
+
+    second:  what one second is on the x axis
+    row_px, plot_px: the height of a row and the width of the axis, for the labels
+    place:   for every trace, e.g. yaxis="y2", showlegend=False
+    """
+    x_px = plot_px / ((boxes.makespan_s * second) or 1)
+    drawn = [_idle(boxes, second, place)]
+    for kind, name in enumerate(KINDS):
+        mine = boxes.only(boxes.kind == kind)
+        for chunk in range(boxes.chunks if len(mine) else 0):
+            one = mine.only(mine.chunk == chunk)
+            drawn.append(_filled(one, name, chunk, second, x_px, place))
+        if len(mine) and len(boxes) <= MOST_HOVERS:
+            drawn.append(_hover(mine, name, second, place))
+    return drawn + _labels(boxes, second, row_px, x_px, place)
+
+
+def _idle(boxes: Boxes, second: float, place: dict) -> dict:
+    ranks, end = np.arange(boxes.ranks), np.full(boxes.ranks, boxes.makespan_s * second)
+    path = _path(ranks, ranks * 0.0, end, ranks - FILL / 2, ranks + FILL / 2)
+    return _shape("idle", IDLE, "", path, theme.GRID, 0.5) | {"legendrank": 2000} | place
+
+
+def _filled(boxes, kind: str, chunk: int, second: float, x_px: float, place) -> dict:
+    """All boxes of one kind and chunk, as one path."""
+    color, hatch, height = LOOK[kind]
+    bottom = boxes.rank + FILL / 2
+    start, end = boxes.start_s * second, boxes.end_s * second
+    path = _path(boxes.rank, start, end, bottom - FILL * height, bottom)
+    # a light edge parts neighbours, but would swallow a box of a pixel or two
+    widest_px = float((end - start).max(initial=0)) * x_px
+    edge_px = 1.0 if widest_px > 6 else 0.5 if widest_px > 3 else 0
+    shade = _shade(color, chunk, boxes.chunks)
+    trace = _shape(NAMES[kind], shade, hatch, path, theme.CARD, edge_px)
+    trace |= {"legendgroup": kind, "legendrank": 1000 + KINDS.index(kind)} | place
+    return trace if chunk == 0 else trace | {"showlegend": False}
+
+
+def _shade(color: str, chunk: int, chunks: int) -> str:
+    """Later chunks of a rank are paler."""
+    return theme.tint(color, 1 - 0.45 * chunk / max(1, chunks - 1))
+
+
+def _path(row, left, right, top, bottom) -> tuple[np.ndarray, np.ndarray]:
+    """x and y of rectangles; those of one row are one line, up, over, down and along.
+
+    The page makes a node for each piece between gaps, so one for each row and not one
+    for each rectangle: plotly draws thousands of those six times slower.
+    """
+    x = np.stack([left, left, right, right], axis=1).ravel()
+    y = np.stack([bottom, top, top, bottom], axis=1).ravel()
+    gaps = 4 * (1 + np.flatnonzero(np.diff(row)))
+    x, y = np.insert(x, gaps, np.nan), np.insert(y, gaps, np.nan)
+    return x.astype(np.float32), y.astype(np.float32)
+
+
+def _shape(name: str, color: str, hatch: str, path, edge: str, edge_px: float) -> dict:
+    pattern = {
+        "shape": hatch,
+        "fgcolor": "rgba(0,0,0,0.4)",
+        "bgcolor": color,
+        "size": 7,
+        "solidity": 0.16,
+    }
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "x": path[0],
+        "y": path[1],
+        "fill": "toself",
+        "fillcolor": color,
+        "line": {"color": edge, "width": edge_px, "simplify": False},
+        "hoverinfo": "skip",
+    } | ({"fillpattern": pattern} if hatch else {})
+
+
+def _hover(boxes: Boxes, kind: str, second: float, place: dict) -> dict:
+    """Points in the middle of boxes that are not drawn, only pointed at."""
+    start, end = boxes.start_s * second, boxes.end_s * second
+    data = np.stack([boxes.micro_batch, boxes.stage, start, end], axis=1)
+    return {
+        "type": "scatter",
+        "mode": "none",
+        "x": ((start + end) / 2).astype(np.float32),
+        "y": boxes.rank.astype(np.int16),
+        "customdata": data.astype(np.float32),
+        "hovertemplate": f"<b>{NAMES[kind]}</b> of micro-batch %{{customdata[0]}}"
+        "<br>rank %{y}, stage %{customdata[1]}"
+        "<br>%{customdata[2]:.4g} to %{customdata[3]:.4g}<extra></extra>",
+    } | (place | {"showlegend": False})
+
+
+def _labels(boxes: Boxes, second: float, row_px: float, x_px: float, place) -> list[dict]:
+    """Micro-batch numbers, with a letter for the chunk where a rank holds several."""
+    width_px = (boxes.end_s - boxes.start_s) * second * x_px
+    digits = np.char.str_len(boxes.micro_batch.astype(str)) + (boxes.chunks > 1)
+    fits = width_px >= digits * LETTER_PX + 2
+    if row_px < LEAST_ROW_PX or not 0 < fits.sum() <= MOST_LABELS:
+        return []
+    shown = boxes.only(fits)
+    middle = (shown.start_s + shown.end_s) / 2 * second
+    low = (1 - np.array([LOOK[KINDS[k]][2] for k in shown.kind])) * FILL / 2
+    letters = LETTERS if boxes.chunks > 1 else [""] * boxes.chunks
+    pairs = zip(shown.micro_batch, shown.chunk, strict=True)
+    dark = (shown.kind > 0) | (shown.chunk > 0)
+    return [
+        {
+            "type": "scatter",
+            "mode": "text",
+            "x": middle.astype(np.float32),
+            "y": (shown.rank + low).astype(np.float32),
+            "text": [f"{m}{letters[c % 26]}" for m, c in pairs],
+            "textfont": {
+                "size": 11,
+                "color": [theme.INK if d else theme.CARD for d in dark],
+            },
+            "hoverinfo": "skip",
+        }
+        | (place | {"showlegend": False})
+    ]

@@ -75,9 +75,14 @@ def state_bytes_per_rank(
     ranks / ep that hold the same ones.
     """
     _check_groups(_experts(model), ranks, ep)
-    dense = staged(state_bytes(recipe, dense_parameters(model)), zero, ranks)
     own = state_bytes(recipe, expert_parameters(model) // ep)
-    return sum(dense.values()) + sum(staged(own, zero, ranks // ep).values())
+    experts = sum(staged(own, zero, ranks // ep).values())
+    return dense_state_bytes(model, recipe, ranks, zero=zero) + experts
+
+
+def dense_state_bytes(model: Model, recipe: Recipe, ranks: int, *, zero: int = 0) -> float:
+    """The part of it that does not depend on ep: all but the routed experts."""
+    return sum(staged(state_bytes(recipe, dense_parameters(model)), zero, ranks).values())
 
 
 def gradient_bytes_sent(

@@ -168,20 +168,37 @@ def routed_matrix(
     homes = np.array(in_order(experts, ranks))
     matrix = np.zeros((ranks, ranks))
     for source, choices in enumerate(routes):
-        for row in homes[np.asarray(choices, int)]:
-            for home in set(row) if deduplicate else row:
-                matrix[source, home] += token_bytes
-    return matrix
+        to = homes[np.asarray(choices, int)]
+        if deduplicate:
+            tokens = np.arange(len(to))[:, None]
+            to = np.unique(tokens * ranks + to) % ranks
+        matrix[source] = np.bincount(to.ravel(), minlength=ranks)
+    return matrix * token_bytes
 
 
 def port_bytes(cluster: Cluster, matrix: np.ndarray) -> dict[Port, float]:
-    """Bytes through each port of the cluster, [source, destination] given; see Cluster."""
-    if len(matrix) > cluster.ranks:
-        raise ValueError(f"cluster must have {len(matrix)} ranks, not {cluster.ranks}")
+    """Bytes through each port of the cluster that the exchange uses, see `Cluster.ports`.
+
+    matrix: [source, destination]; the diagonal stays where it is and counts nothing
+    """
+    n = len(matrix)
+    if n > cluster.ranks:
+        raise ValueError(f"cluster must have {n} ranks or more, not {cluster.ranks}")
+    homes = np.array([cluster.node_of(r) for r in range(n)])
+    near = homes[:, None] == homes
+    moved = np.asarray(matrix, float) * ~np.eye(n, dtype=bool)
+    inside, outside = moved * near, moved * ~near
     through: dict[Port, float] = {}
-    for source, row in enumerate(np.asarray(matrix, float)):
-        for destination, nbytes in enumerate(row):
-            if source != destination:
-                for port in cluster.ports(source, destination):
-                    through[port] = through.get(port, 0.0) + float(nbytes)
+    for rank in range(n):
+        if near[rank].sum() > 1:
+            through["gpu out", rank] = float(inside[rank].sum())
+            through["gpu in", rank] = float(inside[:, rank].sum())
+        if not near[rank].all():
+            card = cluster.nic_of(rank)
+            for way, nbytes in (
+                ("out", outside[rank].sum()),
+                ("in", outside[:, rank].sum()),
+            ):
+                port = (f"nic {way}", *card)
+                through[port] = through.get(port, 0.0) + float(nbytes)
     return through

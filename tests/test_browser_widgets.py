@@ -69,6 +69,17 @@ def set_theme(page, theme: str) -> None:
     page.wait_for_selector(named, state="attached")
 
 
+def kernel_sleeps(page, seconds: float) -> None:
+    """The page's kernel is busy from now on, for so long."""
+    page.evaluate(
+        """code => {
+            const { sessionContext } = window.jupyterapp.shell.currentWidget;
+            sessionContext.session.kernel.requestExecute({ code, store_history: false });
+        }""",
+        f"import time; time.sleep({seconds})",
+    )
+
+
 def test_eight_figures_share_one_plotly_and_come_back_after_a_reload(lab_page, tmp_path):
     lab_page.open(write_notebook(tmp_path / "widgets" / "eight.ipynb", EIGHT))
     seconds = run_to_drawn(lab_page, 8, PATIENCE_MS)
@@ -114,6 +125,26 @@ def test_the_last_value_wins_and_an_error_is_shown(lab_page, tmp_path):
     slider.press("ArrowRight")
     wait_for_title(page, "ring of 8 ranks")
     assert not alert.is_visible()
+    lab_page.assert_clean()
+
+
+def test_a_step_ahead_is_shown_while_the_kernel_is_busy(lab_page, tmp_path):
+    """And when the kernel is back, its answers change nothing that is newer."""
+    lab_page.open(write_notebook(tmp_path / "widgets" / "ahead.ipynb", [WAVE, EXPLORE]))
+    run_to_drawn(lab_page, 1, PATIENCE_MS)
+    page = lab_page.page
+    slider = page.get_by_role("slider", name="ranks")
+    slider.press("ArrowLeft")
+    wait_for_title(page, "ring of 3 ranks")
+    page.wait_for_timeout(3000)  # for the picture of two ranks to arrive
+    kernel_sleeps(page, 8)
+    slider.press("ArrowLeft")
+    page.locator(".rr-plot .gtitle", has_text="ring of 2 ranks").wait_for(timeout=5000)
+    slider.press("ArrowRight")
+    slider.press("ArrowRight")
+    wait_for_title(page, "ring of 4 ranks")
+    page.wait_for_timeout(500)
+    assert titles(page) == ["ring of 4 ranks"]
     lab_page.assert_clean()
 
 

@@ -104,6 +104,40 @@ def test_a_moved_control_redraws():
     assert widget.move(ranks=3).layout.title.text == "tree of 3 ranks"
 
 
+def asked_ahead(widget, positions: dict, monkeypatch) -> list[dict]:
+    """What the widget sends when the page asks for a picture ahead of need."""
+    messages = []
+    monkeypatch.setattr(widget, "send", messages.append)
+    widget._handle_custom_msg({"ahead": positions}, [])
+    return [json.loads(message["ahead"]) for message in messages]
+
+
+def test_a_picture_drawn_ahead_is_the_picture_and_is_drawn_once(monkeypatch):
+    drawn = []
+
+    def counted(ranks=4):
+        drawn.append(ranks)
+        return wave(ranks)
+
+    widget = widgets.explore(counted, ranks=(1, 9))
+    (ahead,) = asked_ahead(widget, {"ranks": 5}, monkeypatch)
+    assert widget.values == {"ranks": 4} and sent(widget)["at"] == {"ranks": 3}
+    widget.positions = {"ranks": 5}
+    assert ahead == sent(widget)
+    assert drawn == [4, 6]
+    widget.positions = {"ranks": 6}
+    widget.positions = {"ranks": 5}
+    assert drawn == [4, 6, 7, 6]
+
+
+def test_what_fails_or_is_slow_is_not_drawn_ahead(monkeypatch):
+    widget = widgets.explore(fails_at_seven, ranks=(1, 9))
+    assert asked_ahead(widget, {"ranks": 6}, monkeypatch) == []
+    assert len(asked_ahead(widget, {"ranks": 7}, monkeypatch)) == 1
+    monkeypatch.setattr("course.widgets.explorer.AHEAD_AT_MOST_S", -1.0)
+    assert asked_ahead(widget, {"ranks": 7}, monkeypatch) == []
+
+
 def test_arrays_are_sent_as_base64():
     figure = go.Figure(go.Scatter(y=np.arange(500.0)))
     trace = sent(widgets.show(figure))["figure"]["data"][0]

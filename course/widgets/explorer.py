@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,19 +37,30 @@ def show(figure: go.Figure, text: str = "", *, title: str = "") -> Explorer:
     return Explorer(lambda: (figure, text), title=title, caption="", controls={})
 
 
+# A figure that takes longer is not drawn ahead: the kernel would be busy when asked.
+AHEAD_AT_MOST_S = 0.05
+
+
 class Explorer(Live):
-    """A figure function with controls. Make one with `explore`."""
+    """A figure function with controls. Make one with `explore`.
+
+    The page shows a slider's next step at once: after each picture it asks for the one
+    that a further step in the same direction would need. Figure functions are pure, so
+    a picture drawn ahead is the picture.
+    """
 
     _esm = static("common.js", "explore.js")
     controls = traitlets.List().tag(sync=True)
     caption = traitlets.Unicode().tag(sync=True)
     positions = traitlets.Dict().tag(sync=True, echo_update=False)
-    # JSON of {"figure": ..., "text": ..., "error": ...}, sent whole: it is small
+    # JSON of {"at": positions, "figure": ..., "text": ...} or {"at": ..., "error": ...},
+    # sent whole: it is small
     picture = traitlets.Unicode().tag(sync=True)
 
     def __init__(self, function: Callable, *, title: str, caption: str, controls: dict):
         self._function = function
         self._controls = controls_for(function, controls)
+        self._ahead: dict[str, tuple[go.Figure, str]] = {}  # one picture, by its positions
         start = {name: c.start for name, c in self._controls.items()}
         self._figure, text = self._draw(start)
         self._title = title or title_of(self._figure)
@@ -56,9 +68,10 @@ class Explorer(Live):
             controls=[_for_page(name, c) for name, c in self._controls.items()],
             caption=caption,
             positions=start,
-            picture=_picture(self._figure, text),
+            picture=_picture(start, self._figure, text),
         )
         self.observe(self._on_positions, "positions")
+        self.on_msg(self._on_request)
 
     @property
     def values(self) -> dict[str, Any]:
@@ -109,17 +122,32 @@ class Explorer(Live):
         return {name: c.values[positions[name]] for name, c in self._controls.items()}
 
     def _draw(self, positions: dict[str, int]) -> tuple[go.Figure, str]:
+        start = time.perf_counter()
         made = self._function(**self._values(positions))
+        self._took_s = time.perf_counter() - start
         return figure_and_text(made, getattr(self._function, "__name__", "the function"))
 
     def _on_positions(self, change) -> None:
+        at = change["new"]
         try:
-            self._figure, text = self._draw(change["new"])
+            self._figure, text = self._ahead.pop(_key(at), None) or self._draw(at)
         except Exception as error:  # shown to the reader: a callback has no caller
             message = f"{type(error).__name__}: {error}"
-            self.picture = json.dumps({"error": message, "at": change["new"]})
+            self.picture = json.dumps({"at": at, "error": message})
         else:
-            self.picture = _picture(self._figure, text)
+            self.picture = _picture(at, self._figure, text)
+
+    def _on_request(self, _, content: dict, buffers) -> None:
+        """The page asks for a picture ahead of need. One that fails fails when needed."""
+        at = content.get("ahead")
+        if at is None or self._took_s > AHEAD_AT_MOST_S:
+            return
+        try:
+            figure, text = self._draw(at)
+        except Exception:
+            return
+        self._ahead = {_key(at): (figure, text)}
+        self.send({"ahead": _picture(at, figure, text)})
 
     def stored_text(self) -> str:
         return f"Figure: {self._title}" if self._title else "Figure"
@@ -138,5 +166,10 @@ def _for_page(name: str, control: Control) -> dict:
     }
 
 
-def _picture(figure: go.Figure, text: str) -> str:
-    return f'{{"figure": {figure_json(figure)}, "text": {json.dumps(text)}}}'
+def _key(positions: dict[str, int]) -> str:
+    return json.dumps(positions, sort_keys=True)
+
+
+def _picture(at: dict[str, int], figure: go.Figure, text: str) -> str:
+    words = f'"at": {json.dumps(at)}, "text": {json.dumps(text)}'
+    return f'{{{words}, "figure": {figure_json(figure)}}}'

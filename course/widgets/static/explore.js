@@ -33,7 +33,8 @@ function checkboxOf(spec, id) {
 
 const KINDS = { slider: sliderOf, choice: choiceOf, checkbox: checkboxOf };
 
-function controlOf(spec, model) {
+// moved(next): called when the reader has moved it; next: positions one step further
+function controlOf(spec, model, moved) {
   const id = freshId(spec.name);
   const part = KINDS[spec.kind](spec, id);
   const value = node("output", { class: "rr-value", for: id });
@@ -50,41 +51,83 @@ function controlOf(spec, model) {
     value.textContent = spec.texts[position];
   };
   part.input.addEventListener("input", () => {
-    const positions = { ...model.get("positions"), [spec.name]: part.get() };
-    if (spec.kind === "slider") part.set(part.get());
-    model.set("positions", positions);
+    const before = model.get("positions");
+    const position = part.get();
+    if (spec.kind === "slider") part.set(position);
+    model.set("positions", { ...before, [spec.name]: position });
+    const further = position + Math.sign(position - before[spec.name]);
+    const steps = spec.kind === "slider" && further >= 0 && further < spec.texts.length;
+    moved(steps ? { ...before, [spec.name]: further } : null);
     model.save_changes();
   });
   show();
   return { row, show };
 }
 
+// Pictures in the order of the reader's moves. A step that was asked for ahead of need is
+// shown at once; an answer to an earlier move never replaces a later picture.
+function showsLatest(model, show) {
+  const key = (positions) => JSON.stringify(Object.entries(positions).sort());
+  const moves = new Map(); // positions -> number of the reader's last move to them
+  let count = 0;
+  let shown = { move: 0, source: null };
+  let ahead = { at: null, source: null };
+  let next = null;
+
+  function take(source) {
+    const now = JSON.parse(source);
+    const at = key(now.at);
+    const move = at === key(model.get("positions")) ? count : moves.get(at) ?? count;
+    if (move < shown.move || source === shown.source) return;
+    shown = { move, source };
+    show(now);
+  }
+  function answered() {
+    take(model.get("picture"));
+    const wanted = next && key(next) !== ahead.at;
+    if (wanted && shown.move === count) model.send({ ahead: next });
+    next = null;
+  }
+  function moved(further) {
+    const now = key(model.get("positions"));
+    moves.set(now, ++count);
+    next = further;
+    if (ahead.at === now) take(ahead.source);
+  }
+  function arrived(message) {
+    if (!message.ahead) return;
+    ahead = { at: key(JSON.parse(message.ahead).at), source: message.ahead };
+  }
+  return { answered, moved, arrived };
+}
+
 function render({ model, el, signal }) {
-  const controls = model.get("controls").map((spec) => controlOf(spec, model));
   const picture = painter(model, signal);
   const text = node("p", { class: "rr-text", "aria-live": "polite" });
   const caption = node("p", { class: "rr-caption" }, model.get("caption"));
   caption.hidden = !model.get("caption");
+  const latest = showsLatest(model, (now) => {
+    text.textContent = now.text ?? "";
+    text.hidden = !now.text;
+    if (now.error) picture.fail(now.error);
+    else picture.draw(now.figure);
+  });
+  const controls = model.get("controls").map((s) => controlOf(s, model, latest.moved));
   el.classList.add("rr-widget");
   if (controls.length) {
     el.append(node("div", { class: "rr-controls" }, ...controls.map((c) => c.row)));
   }
   el.append(picture.card, text, caption);
 
-  const showPicture = () => {
-    const now = JSON.parse(model.get("picture"));
-    text.textContent = now.text ?? "";
-    text.hidden = !now.text;
-    if (now.error) picture.fail(now.error);
-    else picture.draw(now.figure);
-  };
   const showControls = () => controls.forEach((control) => control.show());
-  model.on("change:picture", showPicture);
+  model.on("change:picture", latest.answered);
   model.on("change:positions", showControls);
-  showPicture();
+  model.on("msg:custom", latest.arrived);
+  latest.answered();
   return () => {
-    model.off("change:picture", showPicture);
+    model.off("change:picture", latest.answered);
     model.off("change:positions", showControls);
+    model.off("msg:custom", latest.arrived);
     picture.close();
   };
 }

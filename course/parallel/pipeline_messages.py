@@ -118,9 +118,12 @@ def _rounds(schedule: Schedule) -> Iterator[list[Action]]:
     done: set = set()
 
     def ready(action: Action) -> bool:
-        needs = made_before(action)
-        outside = needs is None or not 0 <= needs[1] < schedule.stages
-        return outside or needs in done
+        kind, stage, i = action
+        needs = {made_before(action)} - {None, (FORWARD, -1, i)}
+        needs -= {(BACKWARD, schedule.stages, i)}
+        if kind != FORWARD:  # and what its own stage did before
+            needs.add((BACKWARD if kind == WEIGHT_GRADIENT else FORWARD, stage, i))
+        return needs <= done
 
     while any(left):
         actions = [order.popleft() for order in left if order and ready(order[0])]

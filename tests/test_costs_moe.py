@@ -54,12 +54,6 @@ def test_capacity_is_the_least_whole_number_that_is_enough(tokens, experts, top_
     assert slots * experts >= tokens * top_k * factor > (slots - 1) * experts
 
 
-@given(st.integers(0, 999), st.integers(1, 4), st.integers(4, 64), st.floats(0.1, 4))
-def test_there_is_one_capacity_in_the_course(tokens, top_k, experts, factor):
-    wanted = moe_balance.capacity(tokens, top_k, experts, factor)
-    assert moe.capacity(tokens, top_k, experts, factor) == wanted
-
-
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.integers(0, 20))
 def test_drops_of_given_loads_are_those_of_queues(loads, slots):
     """Copies come one by one; whoever finds his expert full is lost."""

@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import gelu
 
-from course.parallel.moe_balance import capacity, drop, updated_bias
+from course.costs.moe import capacity
+from course.parallel.moe_balance import drop, updated_bias
 from course.parallel.moe_exchange import (
     all_to_all,
     combine,

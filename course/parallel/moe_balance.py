@@ -2,32 +2,18 @@
 
     t   tokens       E   experts       k   experts that each token visits
 
-Pure functions of a `Routing`.
+Pure functions of a `Routing`. How much room an expert has: `course.costs.moe.capacity`.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from fractions import Fraction
 
 import torch
 
 from course.parallel.moe_router import Routing
 
 # --- Capacity -------------------------------------------------------------------------
-
-
-def capacity(tokens: int, top_k: int, experts: int, factor: float) -> int:
-    """Token copies for which each expert has room: ceil(tokens * k / experts * factor).
-
-    Switch, equation 3, rounded up. `factor` is 1 where a balanced load just fits.
-    Raises ValueError where factor is not more than 0.
-    """
-    if not factor > 0:
-        raise ValueError(f"capacity_factor must be more than 0, not {factor}")
-    exact = Fraction(str(factor)) * tokens * top_k / experts  # 1.1 is 11/10, not more
-    return math.ceil(exact)
 
 
 def places(experts: torch.Tensor) -> torch.Tensor:

@@ -55,7 +55,7 @@ def unpermute(rows: torch.Tensor, order: torch.Tensor, routing: Routing) -> torc
 
 
 def by_column(rows: torch.Tensor, sizes: list[list[int]]) -> list[torch.Tensor]:
-    """The rows of each b, from rows that lie block by block: sizes[a][b] in block [a][b]."""
+    """The rows of each b, from rows that lie in blocks: sizes[a][b] in block [a][b]."""
     if len(sizes[0]) == 1:
         return [rows]  # one column: they lie right as they are
     blocks = iter(rows.split([size for some in sizes for size in some]))

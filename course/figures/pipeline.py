@@ -86,7 +86,7 @@ def measured_and_predicted(
 ) -> tuple[go.Figure, str]:
     """What was predicted over what was measured, on one axis of time.
 
-    spans: (rank, kind, stage, micro_batch, start_s, end_s), as from `spans_of(run.events)`;
+    spans: (rank, kind, stage, micro_batch, start_s, end_s), as from `spans_of(run.spans)`;
            the first start of all is put at 0
     Raises ValueError where there is no span, or one of a rank that there is not.
     """
@@ -128,7 +128,8 @@ def _many(count: int, one: str, several: str) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %".replace(".0 %", " %")
+    # sums of seconds differ in their last digits: equal shares are to be written alike
+    return f"{round(100 * share, 6) + 0.0:.1f} %".replace(".0 %", " %")
 
 
 def _both(of_total: float, of_ideal: float) -> str:
@@ -158,8 +159,8 @@ def _words(timeline: Timeline) -> str:
     """What stands under the picture of one schedule."""
     held, schedule = _held(timeline), timeline.schedule
     said = [
-        f"All done after {write_seconds(timeline.makespan_s)}, "
-        f"of which {write_seconds(timeline.busy_s.mean())} work on the average rank.",
+        f"All done after {write_seconds(timeline.makespan_s)}; "
+        f"the average rank works {write_seconds(timeline.busy_s.mean())} of it.",
         f"Rank {held.index(max(held))} holds the most: {write(max(held))} micro-batches.",
     ]
     span, total = timeline.bubble_of_span(), timeline.bubble_of_total()

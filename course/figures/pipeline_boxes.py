@@ -133,9 +133,9 @@ def _check_span(span: Span, ranks: int | None) -> None:
 _NAME = re.compile(r"([FBIW])(\d+)@(\d+)")
 
 
-def spans_of(events: Iterable) -> list[Span]:
-    """The pipeline's work among a run's events: those named like an action, "F3@1"."""
-    named = ((e, _NAME.fullmatch(e.name)) for e in events)
+def spans_of(named_spans: Iterable) -> list[Span]:
+    """The pipeline's work in `run.spans`: those named like an action, "F3@1"."""
+    named = ((e, _NAME.fullmatch(e.name)) for e in named_spans)
     return [
         (e.rank, found[1], int(found[3]), int(found[2]), e.start_s, e.end_s)
         for e, found in named

@@ -167,7 +167,8 @@ class Pipeline:
         with in_halves(kept):
             y = self.stages[stage](x)
             if not isinstance(y, torch.Tensor):
-                raise ValueError(f"stage {stage} must give one tensor, not {type(y)}")
+                given = type(y).__name__
+                raise ValueError(f"stage {stage} must give one tensor, not a {given}")
             if stage == self._last:
                 # so that gradients are those of the mean over the batch
                 y = self.loss(y, self._targets[i]) / self.schedule.micro_batches

@@ -13,7 +13,7 @@ from course.costs import nccl
 from course.drills import expressions, markdown, reading, templates
 from course.drills.questions import LETTERS
 from course.drills.session import Session
-from tests import memory_by_hand, rings_by_hand
+from tests import memory_by_hand, moe_by_hand, rings_by_hand
 
 # The rows that each chapter has to cover: topics with their first and last row.
 ROWS = {
@@ -23,7 +23,7 @@ ROWS = {
     "07": [f"M{n:02}" for n in range(1, 15)],
     "08": [f"M{n:02}" for n in range(15, 30)],
 }
-BY_HAND = rings_by_hand.ANSWERS | memory_by_hand.ANSWERS
+BY_HAND = rings_by_hand.ANSWERS | memory_by_hand.ANSWERS | moe_by_hand.ANSWERS
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 EVERY = list(reading.every().values())
@@ -197,6 +197,7 @@ def test_enough_questions_are_counted_by_hand():
     assert not set(BY_HAND) - set(ids(NUMERIC))
     assert len(rings_by_hand.ANSWERS) >= 12
     assert set(memory_by_hand.ANSWERS) == {q.id for q in NUMERIC if q.row[0] == "M"}
+    assert set(moe_by_hand.ANSWERS) == {q.id for q in NUMERIC if q.row[0] == "E"}
 
 
 def test_the_classic_numbers():
@@ -207,6 +208,8 @@ def test_the_classic_numbers():
     assert drills.grade("M18a", "42 GB").right
     assert drills.ask("M17b").answer == pytest.approx(36.75e9)
     assert drills.ask("M23b").answer == pytest.approx(8.5)
+    # 4,096 tokens to 8 experts of 256 on 8 ranks, 7,168 numbers in bf16, four exchanges
+    assert drills.ask("E05b").answer == pytest.approx(4 * 4096 * 8 * 7168 * 2 * 7 / 8)
 
 
 def test_what_the_drills_say_of_nccl_is_what_its_cost_model_says():

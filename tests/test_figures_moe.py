@@ -146,8 +146,8 @@ def test_bars_of_each_step_fill_the_height(steps):
         assert len(at) <= 60 and len(set(np.diff(at))) <= 1
         shares = np.array([bar.y for bar in bars])
         assert shares.sum(axis=0) == pytest.approx(1)
-        wanted = (table / table.sum(axis=1, keepdims=True))[at]
-        assert shares.T == pytest.approx(wanted)
+        drawn, wanted = shares.T, (table / table.sum(axis=1, keepdims=True))[at]
+        assert drawn == pytest.approx(wanted)
 
 
 def test_a_collapse_is_named():

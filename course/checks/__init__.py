@@ -16,6 +16,7 @@ from course.checks import (
     chapter_04,
     chapter_07,
     chapter_08,
+    chapter_11,
     lab_01,
     lab_11,
 )
@@ -24,7 +25,16 @@ from course.checks.verdict import Verdict
 
 __all__ = ["Verdict", "check", "exercise", "exercises"]
 
-_HOMES = (chapter_02, chapter_03, chapter_04, chapter_07, chapter_08, lab_01, lab_11)
+_HOMES = (
+    chapter_02,
+    chapter_03,
+    chapter_04,
+    chapter_07,
+    chapter_08,
+    chapter_11,
+    lab_01,
+    lab_11,
+)
 _ALL = {e.name: e for home in _HOMES for e in home.EXERCISES}
 
 

@@ -54,7 +54,10 @@ class Schedule:
         return self.stages // self.ranks
 
 
-def _check(ranks: int, micro_batches: int, chunks: int = 1, groups: bool = False) -> None:
+def check_sizes(
+    ranks: int, micro_batches: int, chunks: int = 1, groups: bool = False
+) -> None:
+    """Raises ValueError for a count below 1, and in groups where p does not divide m."""
     counts = {"ranks": ranks, "micro_batches": micro_batches, "chunks": chunks}
     for name, count in counts.items():
         if count < 1:
@@ -70,7 +73,7 @@ def _check(ranks: int, micro_batches: int, chunks: int = 1, groups: bool = False
 
 def naive(ranks: int, micro_batches: int) -> Schedule:
     """One micro-batch at a time through the whole model, there and back: no pipelining."""
-    _check(ranks, micro_batches)
+    check_sizes(ranks, micro_batches)
     orders = [
         [Action(kind, r, i) for i in range(micro_batches) for kind in (FORWARD, BACKWARD)]
         for r in range(ranks)
@@ -83,7 +86,7 @@ def gpipe(ranks: int, micro_batches: int) -> Schedule:
 
     Huang et al. 2019, arXiv 1811.06965, section 2.3.
     """
-    _check(ranks, micro_batches)
+    check_sizes(ranks, micro_batches)
     orders = [
         [Action(kind, r, i) for kind in (FORWARD, BACKWARD) for i in range(micro_batches)]
         for r in range(ranks)
@@ -96,7 +99,7 @@ def one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
 
     Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1.
     """
-    _check(ranks, micro_batches)
+    check_sizes(ranks, micro_batches)
     orders = []
     for r in range(ranks):
         ahead = min(ranks - r - 1, micro_batches)
@@ -117,7 +120,7 @@ def looped_bfs(ranks: int, micro_batches: int, chunks: int) -> Schedule:
 
     Lamy-Poirier 2023, arXiv 2211.05953. With one chunk it is GPipe.
     """
-    _check(ranks, micro_batches, chunks)
+    check_sizes(ranks, micro_batches, chunks)
     orders = []
     for r in range(ranks):
         stages = range(r, ranks * chunks, ranks)
@@ -133,7 +136,7 @@ def interleaved(ranks: int, micro_batches: int, chunks: int) -> Schedule:
     Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2, in the order of Megatron-LM:
     a rank runs 2(p - r - 1) + (v - 1)p forwards ahead. m must be a multiple of p.
     """
-    _check(ranks, micro_batches, chunks, groups=True)
+    check_sizes(ranks, micro_batches, chunks, groups=True)
     orders = []
     for r in range(ranks):
         there, back = _grouped(r, ranks, micro_batches, chunks, BACKWARD)
@@ -173,7 +176,7 @@ def zb_h1(ranks: int, micro_batches: int) -> Schedule:
     Rank r puts off its weight gradients by r micro-batches, so that each rank holds p.
     Qi et al. 2023, arXiv 2401.10241, section 2.1.
     """
-    _check(ranks, micro_batches)
+    check_sizes(ranks, micro_batches)
     return _split("ZB-H1", ranks, micro_batches, 1, lambda r: (ranks - 1 - r, r))
 
 
@@ -183,7 +186,7 @@ def zb_h2(ranks: int, micro_batches: int) -> Schedule:
     Rank r puts off its weight gradients by 2r micro-batches, so that each rank holds
     2p - 1. Qi et al. 2023, arXiv 2401.10241, section 2.2.
     """
-    _check(ranks, micro_batches)
+    check_sizes(ranks, micro_batches)
     return _split("ZB-H2", ranks, micro_batches, 1, lambda r: (2 * (ranks - 1 - r), 2 * r))
 
 
@@ -192,7 +195,7 @@ def interleaved_zero_bubble(ranks: int, micro_batches: int, chunks: int) -> Sche
 
     m must be a multiple of p. With one chunk it is ZB-H1.
     """
-    _check(ranks, micro_batches, chunks, groups=True)
+    check_sizes(ranks, micro_batches, chunks, groups=True)
     counts = lambda r: ((chunks - 1) * ranks + ranks - 1 - r, r)
     return _split("Interleaved ZB", ranks, micro_batches, chunks, counts)
 
@@ -226,7 +229,7 @@ def zb_v(ranks: int, micro_batches: int) -> Schedule:
     more than 2p chunks. Qi et al. 2024, arXiv 2405.15362 (V-ZB there). Where
     m < 2p - 1 it is the schedule of 2p - 1 micro-batches without those that are missing.
     """
-    _check(ranks, micro_batches)
+    check_sizes(ranks, micro_batches)
     turn = [*range(ranks), *reversed(range(ranks))]
     orders = [_v_order(r, ranks, micro_batches) for r in range(ranks)]
     return Schedule("ZB-V", micro_batches, tuple(turn), tuple(orders))

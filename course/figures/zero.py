@@ -180,6 +180,7 @@ def _wraps(wraps: dict, prefetch: int, itemsize: int, ranks: int, link: Link) ->
 
 # --- Measured -----------------------------------------------------------------------------
 
+UNITS = {"GB": GB, "MB": 1e6}
 # colour and hatch of each kind of a run's `peak_kinds`, as in the bars of model states
 KIND_LOOK = {
     "parameters": LOOK["weights"],
@@ -196,23 +197,30 @@ def metered_peaks(
     metered: Mapping[str, Mapping[str, float]],
     computed: Mapping[str, float],
     title: str = "Peak of one rank: metered bars, computed model states",
+    *,
+    mark: str = "computed: model states",
+    unit: str = "GB",
 ) -> go.Figure:
     """One bar a row of what was held at the peak; a mark where the arithmetic stands.
 
     metered:  {row: {kind: bytes}}, as `Run.peak_kinds` has them
-    computed: {row: bytes} of model states
-    Raises ValueError where there is no row, where the rows differ, or for an unknown kind.
+    computed: {row: bytes} of model states, or of what `mark` says
+    unit:     "GB" or "MB", of the axis
+    Raises ValueError where there is no row, where the rows differ, or for an unknown kind
+    or unit.
     """
     if not metered or list(metered) != list(computed):
         raise ValueError("metered and computed must have the same rows, one or more")
     unknown = {kind for row in metered.values() for kind in row} - set(KIND_LOOK)
     if unknown:
         raise ValueError(f"kinds must be of {list(KIND_LOOK)}, not {unknown.pop()!r}")
+    if unit not in UNITS:
+        raise ValueError(f"unit must be one of {list(UNITS)}, not {unit!r}")
     height = 190 + 38 * len(metered)
-    figure = theme.new_figure(title, x="memory of one rank (GB)", height=height)
+    figure = theme.new_figure(title, x=f"memory of one rank ({unit})", height=height)
     drawn = [k for k in KIND_LOOK if any(row.get(k) for row in metered.values())]
-    figure.add_traces([_kind_bar(metered, kind) for kind in drawn])
-    figure.add_trace(_computed(computed))
+    figure.add_traces([_kind_bar(metered, kind, unit) for kind in drawn])
+    figure.add_trace(_computed(computed, mark, unit))
     figure.update_yaxes(autorange="reversed", showgrid=False, ticks="")
     below = {"orientation": "h", "y": -90 / (height - 142), "yanchor": "top"}
     figure.update_layout(barmode="stack", legend=below, legend_traceorder="normal")
@@ -220,7 +228,7 @@ def metered_peaks(
     return figure
 
 
-def _kind_bar(rows: Mapping[str, Mapping[str, float]], kind: str) -> dict:
+def _kind_bar(rows: Mapping[str, Mapping[str, float]], kind: str, unit: str) -> dict:
     color, hatch = KIND_LOOK[kind]
     values = [row.get(kind, 0) for row in rows.values()]
     return {
@@ -228,25 +236,25 @@ def _kind_bar(rows: Mapping[str, Mapping[str, float]], kind: str) -> dict:
         "orientation": "h",
         "name": kind,
         "y": list(rows),
-        "x": [value / GB for value in values],
+        "x": [value / UNITS[unit] for value in values],
         "marker": {"color": color, "pattern": PATTERN | {"shape": hatch}},
-        "hovertext": [f"{kind}: {in_gb(value)}" for value in values],
+        "hovertext": [f"{kind}: {write(v / UNITS[unit], unit)}" for v in values],
         "hoverinfo": "text",
     }
 
 
-def _computed(rows: Mapping[str, float]) -> dict:
+def _computed(rows: Mapping[str, float], mark: str, unit: str) -> dict:
     return {
         "type": "scatter",
         "mode": "markers",
-        "name": "computed: model states",
+        "name": mark,
         "y": list(rows),
-        "x": [value / GB for value in rows.values()],
+        "x": [value / UNITS[unit] for value in rows.values()],
         "marker": {
             "symbol": "line-ns",
-            "size": 30,
+            "size": 18,
             "line": {"width": 3, "color": theme.INK},
         },
-        "hovertext": [f"computed: {in_gb(value)}" for value in rows.values()],
+        "hovertext": [f"{mark}: {write(v / UNITS[unit], unit)}" for v in rows.values()],
         "hoverinfo": "text",
     }

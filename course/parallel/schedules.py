@@ -54,9 +54,7 @@ class Schedule:
         return self.stages // self.ranks
 
 
-def check_sizes(
-    ranks: int, micro_batches: int, chunks: int = 1, groups: bool = False
-) -> None:
+def check_sizes(ranks: int, micro_batches: int, chunks: int = 1, groups=False) -> None:
     """Raises ValueError for a count below 1, and in groups where p does not divide m."""
     counts = {"ranks": ranks, "micro_batches": micro_batches, "chunks": chunks}
     for name, count in counts.items():

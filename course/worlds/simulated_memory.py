@@ -1,4 +1,4 @@
-"""Live tensor bytes of a rank, and what they are for.
+"""Live tensor bytes of a rank, and what they are for. Of a real rank: `live_memory`.
 
 Bytes are those of storages, each counted once however many tensors view it. Kinds are
 told apart where torch allows: parameters and buffers by module registration, gradients
@@ -122,10 +122,27 @@ class RankMemory:
 # --- torch tells what is what -------------------------------------------------------
 
 
+# Of a real rank, which has a process of its own
+_of_this_process: list[RankMemory] = []
+
+
 def memory_here() -> RankMemory | None:
     """The memory of the calling thread's rank, where it is metered."""
     here = simulation_here()
-    return here and here[0].memories.get(here[1])
+    if here is None:
+        return _of_this_process[-1] if _of_this_process else None
+    return here[0].memories.get(here[1])
+
+
+@contextlib.contextmanager
+def counted_here(memory: RankMemory):
+    """Inside, this process is one rank, and that is its memory."""
+    _of_this_process.append(memory)
+    try:
+        with torch_tells():
+            yield
+    finally:
+        _of_this_process.remove(memory)
 
 
 def _registered(kind: str):
@@ -139,9 +156,8 @@ def _registered(kind: str):
 
 def _before_step(stepping, args, kwargs):
     here = simulation_here()
-    if here is None:
-        return
-    here[0].stepping.add(here[1])
+    if here is not None:
+        here[0].stepping.add(here[1])
     memory = memory_here()
     if memory is None:
         return
@@ -155,9 +171,8 @@ def _before_step(stepping, args, kwargs):
 
 def _after_step(stepping, args, kwargs):
     here = simulation_here()
-    if here is None:
-        return
-    here[0].stepping.discard(here[1])
+    if here is not None:
+        here[0].stepping.discard(here[1])
     memory = memory_here()
     if memory is None:
         return

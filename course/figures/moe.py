@@ -12,7 +12,7 @@ from course.figures import theme, toy_router
 
 TOKENS, EXPERTS = 24, 8
 # of the width of the places, left of them: the tokens, the ends of the lines
-TOKEN_X, LINE_X = -0.47, -0.13
+TOKEN_X, LINE_X = -0.48, -0.15
 KEPT, DROPPED = theme.BLUE, theme.VERMILLION
 
 
@@ -84,7 +84,7 @@ def _routes(chosen, places, slots: int, loads) -> go.Figure:
             _squares(chosen, places, kept, "in its place", KEPT),
             _squares(chosen, places, ~kept, "beyond the capacity", DROPPED),
             _tokens(chosen, kept, wide),
-            _gates(loads),
+            _gates(loads, wide),
         ]
     )
     return _with_room(figure, slots, wide)
@@ -198,12 +198,12 @@ def _tokens(chosen, kept, wide: int) -> dict:
     }
 
 
-def _gates(loads) -> dict:
+def _gates(loads, wide: int) -> dict:
     return {
         "type": "scatter",
         "mode": "text",
         "showlegend": False,
-        "x": [-0.5] * EXPERTS,
+        "x": [-0.4 - 0.015 * wide] * EXPERTS,
         "y": _expert_y(np.arange(EXPERTS)).tolist(),
         "text": [f"<b>expert {e}</b>" for e in range(EXPERTS)],
         "textposition": "middle left",

@@ -22,6 +22,8 @@ TOP_PX, BOTTOM_PX, PLOT_PX = 36, 78, 720
 BAR_LOOK = ((theme.GREEN, ""), (theme.PURPLE, "/"))
 MOST_BAR_NUMBERS = 32
 AXES = ("y", "y2")
+# measuring labels, to make room for them or hide some, takes longer than drawing all boxes
+QUICK = {"automargin": False, "ticklabeloverflow": "allow"}
 HELD = "most activations held at once by each rank, in micro-batches"
 
 
@@ -78,12 +80,13 @@ def _time_axes(panels, domains, end: float, title: str) -> dict:
     """One x axis under the last timeline, a y axis of ranks for each, and the headings."""
     last = AXES[len(panels) - 1]
     axes = {
-        "xaxis": {"range": [0, 1.005 * end], "anchor": last, "title": {"text": title}},
+        "xaxis": {"range": [0, 1.005 * end], "anchor": last, "title": {"text": title}}
+        | QUICK,
         "annotations": [],
     }
     for name, panel, domain in zip(AXES, panels, domains, strict=False):
         rows = theme.rank_axis(panel.boxes.ranks)
-        rows |= {"domain": domain, "ticklabelstandoff": 4}
+        rows |= {"domain": domain, "ticklabelstandoff": 4} | QUICK
         axes[f"yaxis{name[1:]}"] = rows
         axes["annotations"].append(_heading(panel.heading, domain[1]))
     return axes
@@ -170,4 +173,4 @@ def _bar_axes(
         across |= {"ticktext": ["rank 0", *numbers[1:]]}
     end = max(most, *(v for values in held.values() for v in values))
     up = {"domain": domain, "anchor": "x2", "range": [0, 1.3 * end], "nticks": 4}
-    return {"xaxis2": across, "yaxis3": up | {"rangemode": "tozero"}}
+    return {"xaxis2": across | QUICK, "yaxis3": up | QUICK}

@@ -44,7 +44,10 @@ class Experts(nn.Module):
 
     which: the experts' numbers. Each has weights of its own seed, so that an expert is
            the same on whichever rank it is
+    replicas: the ranks that hold the same experts, where they are spread over ranks
     """
+
+    replicas: Replicas | None = None
 
     def __init__(self, hidden: int, ffn: int, which: Sequence[int], *, seed: int = 0):
         super().__init__()
@@ -96,8 +99,7 @@ class MoE(nn.Module):
         self.router = router_of(router, hidden, experts, top_k, seed)
         mine = range(experts)[rank * experts // ranks :][: experts // ranks]
         self.experts = Experts(hidden, ffn, mine, seed=seed)
-        for parameter in self.experts.parameters():
-            parameter.replicas = Replicas(replicas, group)
+        self.experts.replicas = Replicas(replicas, group)
         self.exchange = exchange_over(group, levels)
         self.routing: Routing | None = None
 
@@ -162,7 +164,7 @@ def routed(router: Router, tokens: torch.Tensor, factor: float | None) -> Routin
 
 
 class Replicas:
-    """The ranks that hold the same experts: a mark on the parameters of experts."""
+    """The ranks of `group` hold the same experts; those of `experts_group` all of them."""
 
     def __init__(self, group, experts_group):
         self.group = group
@@ -186,19 +188,28 @@ def reduce_gradients(model: nn.Module, group=None, *, mean: bool = True) -> None
     expert-parallel ranks and replicas do not make up the group.
     """
     ranks = dist.get_world_size(group)
+    spread = replicas_of(model, ranks)
     for parameter in model.parameters():
         if not parameter.requires_grad:
             continue
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        held_by = getattr(parameter, "replicas", None)
-        check_replicas(held_by, ranks)
-        if held_by is None:
+        if parameter not in spread:
             dist.all_reduce(parameter.grad, group=group)
-        elif held_by.ranks > 1:
-            dist.all_reduce(parameter.grad, group=held_by.group)
+        elif spread[parameter].ranks > 1:
+            dist.all_reduce(parameter.grad, group=spread[parameter].group)
         if mean:
             parameter.grad /= ranks
+
+
+def replicas_of(model: nn.Module, ranks: int) -> dict[nn.Parameter, Replicas]:
+    """Who holds each parameter of experts, of those that are spread over ranks."""
+    spread = {}
+    for module in model.modules():
+        if isinstance(module, Experts) and module.replicas is not None:
+            check_replicas(module.replicas, ranks)
+            spread |= dict.fromkeys(module.parameters(), module.replicas)
+    return spread
 
 
 def total_load(routing: Routing, group=None) -> torch.Tensor:
@@ -219,6 +230,12 @@ def move_bias(moe: MoE, speed: float = 1e-3, group=None) -> None:
 
 def router_of(router, hidden: int, experts: int, top_k: int, seed: int) -> Router:
     if not isinstance(router, str):
+        made_for = router.weight.shape[0], router.top_k
+        if made_for != (experts, top_k):
+            raise ValueError(
+                f"router must be for {experts} experts and top_k {top_k}, "
+                f"not {made_for[0]} and {made_for[1]}"
+            )
         return router
     if router not in ROUTERS:
         raise ValueError(f"router must be one of {list(ROUTERS)}, not {router!r}")
@@ -247,9 +264,9 @@ def check_layer(experts: int, top_k: int, capacity_factor: float | None) -> None
         raise ValueError(f"capacity_factor must be more than 0, not {capacity_factor}")
 
 
-def check_replicas(held_by: Replicas | None, ranks: int) -> None:
-    if held_by is not None and held_by.experts_ranks * held_by.ranks != ranks:
+def check_replicas(held: Replicas, ranks: int) -> None:
+    if held.experts_ranks * held.ranks != ranks:
         raise ValueError(
-            f"replicas must be given so that experts' ranks ({held_by.experts_ranks}) "
-            f"times replicas are the group's {ranks} ranks, not {held_by.ranks}"
+            f"replicas must be given so that experts' ranks ({held.experts_ranks}) "
+            f"times replicas are the group's {ranks} ranks, not {held.ranks}"
         )

@@ -19,6 +19,7 @@ from course.checks import (
     chapter_10,
     chapter_11,
     lab_01,
+    lab_03,
     lab_11,
 )
 from course.checks.exercise import Exercise
@@ -35,6 +36,7 @@ _HOMES = (
     chapter_10,
     chapter_11,
     lab_01,
+    lab_03,
     lab_11,
 )
 _ALL = {e.name: e for home in _HOMES for e in home.EXERCISES}

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.functional import cross_entropy, mse_loss
 
@@ -32,6 +33,21 @@ from tests.training import TOLERANCE
 
 ROWS, WIDTH, WORDS = 24, 6, 10
 each_schedule = pytest.mark.parametrize("name", SCHEDULES)
+
+
+@pytest.fixture(scope="module")
+def two():
+    """Two real ranks for all tests of this file."""
+    with World(2, on="gloo") as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def four():
+    """Four real ranks."""
+    with World(4, on="gloo") as world:
+        yield world
+
 
 # --- Models and data ------------------------------------------------------------------
 
@@ -174,12 +190,16 @@ def test_fewer_micro_batches_than_ranks(name, micro_batches):
     check_blocks(World(4).run(trained, schedule).results, schedule)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_on_real_ranks(ranks):
-    with World(ranks, on="gloo") as world:
-        for name in SCHEDULES:
-            schedule = build(name, ranks, 2 * ranks if ranks == 4 else 6, 2)
-            check_blocks(world.run(trained, schedule).results, schedule)
+@each_schedule
+def test_on_two_real_ranks(name, two):
+    schedule = build(name, 2, 6, 2)
+    check_blocks(two.run(trained, schedule).results, schedule)
+
+
+@each_schedule
+def test_on_four_real_ranks(name, four):
+    schedule = build(name, 4, 8, 2)
+    check_blocks(four.run(trained, schedule).results, schedule)
 
 
 def test_gradients_add_up_over_steps():
@@ -235,6 +255,35 @@ def test_torchs_own_schedules_give_the_same(ours, theirs):
     assert got
 
 
+# --- Beside data parallel -------------------------------------------------------------
+
+
+def rows_and_depth(schedule: Schedule) -> dict:
+    """Two pipelines of two ranks, each on one half of the rows; then the mean gradient."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    half, rank = mesh["dp"].get_local_rank(), mesh["pp"].get_local_rank()
+    stages = {rank: blocks(2)[rank]}
+    pipeline = Pipeline(stages, schedule, mse_loss, group=mesh["pp"].get_group())
+    x, y = (t.chunk(2)[half] for t in rows())
+    loss = pipeline.step(x, y, share_loss=True)
+    for parameter in stages[rank].parameters():
+        dist.all_reduce(parameter.grad, dist.ReduceOp.SUM, mesh["dp"].get_group())
+        parameter.grad /= 2
+    return {"loss": loss, rank: gradients(stages[rank])}
+
+
+@pytest.mark.parametrize("on", ["simulated", "gloo"])
+def test_pipelines_beside_one_another(on, four):
+    """Ranks of a pipeline are counted in its own group."""
+    world = four if on == "gloo" else World(4)
+    results = world.run(rows_and_depth, one_f_one_b(2, 3)).results
+    _, want = serial(blocks(2), mse_loss, [rows()])
+    for rank, found in enumerate(results):
+        stage = rank % 2
+        assert not difference(found[stage], want[stage], tolerance=TOLERANCE)
+    assert results[0]["loss"] == results[1]["loss"] != results[2]["loss"]
+
+
 # --- Awkward models -------------------------------------------------------------------
 
 
@@ -275,10 +324,9 @@ def test_an_embedding_shared_on_one_rank_needs_no_message(schedule):
     check_tied(World(schedule.ranks).run(tied, schedule, 2).results, schedule, 2)
 
 
-def test_a_shared_embedding_on_real_ranks():
-    with World(2, on="gloo") as world:
-        for schedule in (one_f_one_b(2, 4), zb_v(2, 4)):
-            check_tied(world.run(tied, schedule, 2).results, schedule, 2)
+@pytest.mark.parametrize("schedule", [one_f_one_b(2, 4), zb_v(2, 4)], ids=lambda s: s.name)
+def test_a_shared_embedding_on_real_ranks(schedule, two):
+    check_tied(two.run(tied, schedule, 2).results, schedule, 2)
 
 
 def test_the_shared_gradient_is_exchanged_once_by_its_two_owners():
@@ -331,14 +379,14 @@ def in_bf16(schedule: Schedule) -> tuple:
 
 
 @pytest.mark.parametrize("on", ["simulated", "gloo"])
-def test_activations_in_bf16(on):
+def test_activations_in_bf16(on, two):
     schedule = zb_h1(2, 1)
     model = blocks(2).bfloat16()
     x, y = rows()
     loss = mse_loss(nn.Sequential(*model)(x.bfloat16()).float(), y.float())
     loss.backward()
-    with World(2, on=on) as world:
-        results = world.run(in_bf16, schedule).results
+    world = two if on == "gloo" else World(2)
+    results = world.run(in_bf16, schedule).results
     for stage, (_, found) in enumerate(results):
         assert found[stage]["up.weight"].dtype == torch.bfloat16
         assert not difference(found[stage], gradients(model[stage]), tolerance=1e-2)
@@ -377,10 +425,10 @@ def test_messages_where_they_come_to_mind_block_1f1b_for_ever():
         World(3).run(orders_blocking, one_f_one_b(3, 4), with_messages_naively)
 
 
-def test_blocking_messages_on_real_ranks():
-    schedule = one_f_one_b(3, 4)
-    with World(3, on="gloo") as world:
-        check_blocks(world.run(orders_blocking, schedule).results, schedule)
+@pytest.mark.parametrize("name", ["1F1B", "Interleaved 1F1B", "ZB-V"])
+def test_blocking_messages_on_real_ranks(name, four):
+    schedule = build(name, 4, 4, 2)
+    check_blocks(four.run(orders_blocking, schedule).results, schedule)
 
 
 # --- Bytes and memory -----------------------------------------------------------------
@@ -459,6 +507,31 @@ def test_metered_stash_is_what_the_schedule_has_in_flight(name):
         assert -1 <= over <= 2, (rank, over)
 
 
+def at_full_size(schedule: Schedule, width: int) -> int:
+    model = [nn.Linear(width, width) for _ in range(schedule.stages)]
+    form = torch.empty(1, 2048, width, dtype=torch.float32)
+    pipeline = Pipeline(mine(schedule, model), schedule, mse_loss, like=form)
+    x = torch.empty(schedule.micro_batches, 2048, width)
+    pipeline.step(x, x)
+    return pipeline.most_held
+
+
+@pytest.mark.parametrize("name", ["1F1B", "ZB-H1"])
+def test_tensors_without_values_go_through_the_same_code(name):
+    """A matmul and its two gradients on an H100: a backward takes two forwards.
+
+    Of the first micro-batch: later ones also add to the gradients that are there.
+    """
+    world = World(4, tensors="fake", compute="roofline", memory=True)
+    schedule = build(name, 4, 8)
+    run = world.run(at_full_size, schedule, 8192)
+    assert run.results == in_flight(schedule)
+    assert run.bytes_per_link[0, 1] == 8 * 2048 * 8192 * 4
+    spans = {s.name: s.seconds for s in run.spans}
+    halves = spans["I0@1"] + spans["W0@1"] if name == "ZB-H1" else spans["B0@1"]
+    assert halves == pytest.approx(2 * spans["F0@1"], rel=0.05)
+
+
 # --- Time -----------------------------------------------------------------------------
 
 INSTANT = {"latency_s": 0.0, "bytes_per_s": 1e30}
@@ -504,11 +577,9 @@ def test_latency_that_nothing_hides_costs_what_the_laid_out_schedule_says(name):
     assert run.seconds == pytest.approx(laid_out.makespan_s)
 
 
-def test_real_ranks_sleep_in_the_order_of_the_schedule():
+def test_real_ranks_sleep_in_the_order_of_the_schedule(two):
     schedule = one_f_one_b(2, 3)
-    with World(2, on="gloo") as world:
-        world.run(asleep, schedule, (0.0, 0.0, 0.0))
-        run = world.run(asleep, schedule, (0.02, 0.02, 0.02), record=True)
+    run = two.run(asleep, schedule, (0.02, 0.02, 0.02), record=True)
     ends = {span.name: span.end_s for span in run.spans}
     starts = {span.name: span.start_s for span in run.spans}
     for rank, order in enumerate(schedule.orders):
@@ -580,13 +651,10 @@ def test_a_fault_names_the_rank_and_the_rule(change):
     assert caught.value.rank == rank
 
 
-def test_a_fault_on_real_ranks_names_the_rank():
-    with World(3, on="gloo") as world:
-        with pytest.raises(RankError, match="division by zero") as caught:
-            world.run(failing, one_f_one_b(3, 4), "raises")
-        assert caught.value.rank == 1
-        # and the next run works
-        check_blocks(world.run(trained, one_f_one_b(3, 4)).results, one_f_one_b(3, 4))
+def test_a_fault_on_real_ranks_names_the_rank(four):
+    with pytest.raises(RankError, match="division by zero") as caught:
+        four.run(failing, one_f_one_b(4, 4), "raises")
+    assert caught.value.rank == 1
 
 
 def test_a_schedule_for_another_number_of_ranks_is_refused():

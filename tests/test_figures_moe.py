@@ -2,7 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 
+from course import World
 from course.costs import moe, moe_size, moe_time
 from course.costs.recipes import BF16_ADAM
 from course.costs.topology import Cluster
@@ -10,7 +13,9 @@ from course.facts import DGX_H100, GB
 from course.figures import moe as routes
 from course.figures import moe_costs, toy_router
 from course.figures.moe_costs import dispatch_matrix, experts_and_ranks, mixture
+from course.figures.moe_frames import moving_frames
 from course.figures.moe_load import load_histogram, load_over_steps
+from course.parallel import moe_exchange, moe_router
 from course.widgets import checkbox, choice, explore, log_slider, slider, stops
 
 # --- The toy router -----------------------------------------------------------------------
@@ -295,3 +300,55 @@ def test_experts_and_ranks_draws_at_every_position():
 def test_what_is_not_there_is_named(draw, rule):
     with pytest.raises(ValueError, match=rule):
         draw()
+
+
+# --- Tokens on their way ------------------------------------------------------------------
+
+
+CHOSEN = [[[1, 6], [1, 0]], [[4, 1], [7, 3]], [[1, 5], [6, 7]], [[0, 1], [4, 6]]]
+
+
+def rows_of(frame):
+    return [[text for text in row if text] for row in frame[0].data[0].text]
+
+
+def named_rows(rank_rows, form):
+    """Rows of the package's own exchange, [[token number, expert], ...], in words."""
+    return [form.format("abcdefgh"[int(t)], int(e)) for t, e in rank_rows]
+
+
+def exchanged():
+    """The four orders that the package's functions bring copies into, on one rank."""
+    rank = dist.get_rank()
+    experts = torch.tensor(CHOSEN[rank])
+    weights = torch.ones(2, 2)
+    routing = moe_router.routing(experts, weights, weights, torch.zeros(2, 8))
+    numbers = torch.arange(2.0)[:, None] + 2 * rank
+    rows, order = moe_exchange.permute(numbers, routing)
+    rows = torch.cat([rows, experts.flatten()[order][:, None]], dim=1)
+    how = moe_exchange.plan(routing.kept_load())
+    came = moe_exchange.all_to_all(
+        rows, moe_exchange.totals(how.outgoing), moe_exchange.totals(how.incoming)
+    )
+    sorted_rows = moe_exchange.by_column(came, how.incoming)
+    back = moe_exchange.combine(sorted_rows, how, moe_exchange.all_to_all)
+    return rows, came, torch.cat(sorted_rows), back
+
+
+def test_frames_hold_what_the_package_moves():
+    frames = moving_frames(CHOSEN, 8)
+    assert rows_of(frames[0]) == [["a", "b"], ["c", "d"], ["e", "f"], ["g", "h"]]
+    for rank, states in enumerate(World(4).run(exchanged).results):
+        for step, state, form in zip(
+            (2, 3, 4, 5, 6, 7), (*states[:3], *states[2:0:-1], states[3]),
+            ["{0}→{1}"] * 3 + ["{1}({0})"] * 3, strict=True,
+        ):  # fmt: skip
+            assert rows_of(frames[step])[rank] == named_rows(state, form), (step, rank)
+    assert "10 of 16 copies change their rank" in frames[3][1]
+
+
+def test_frames_refuse_what_is_not_there():
+    with pytest.raises(ValueError, match="experts from 0 to 3"):
+        moving_frames([[[4]], [[0]]], 4)
+    with pytest.raises(ValueError, match="1 to 26 tokens, not 27"):
+        moving_frames([[[0]] * 27, []], 4)

@@ -186,3 +186,13 @@ def test_a_sleeping_stage_computes_what_its_module_does():
 def test_seconds_are_not_negative():
     with pytest.raises(ValueError, match=r"seconds must be 0 or more, not \(1, -1, 0\)"):
         SleepStage(1, -1, 0)
+
+
+def test_a_sleeping_stage_names_its_parts():
+    """Also under torch's own schedules, which name little."""
+    spans = World(1).run(slept, True).spans
+    assert [(s.name, s.start_s, s.end_s) for s in spans] == [
+        ("forward", 0.0, 1.0),
+        ("input gradient", 1.0, 1.5),
+        ("weight gradient", 1.5, 1.75),
+    ]

@@ -97,7 +97,7 @@ class Pipeline:
 
         inputs:      [m * b, ...], needed on the rank of the first stage
         targets:     [m * b, ...], needed on the rank of the last stage
-        share_loss:  send the loss to all ranks
+        share_loss:  send the loss to all ranks, as float32
 
         Returns the mean loss over the micro-batches on the rank of the last stage, None
         on others. Raises ValueError where m does not divide the rows.
@@ -114,6 +114,7 @@ class Pipeline:
             self._do(item)
         self._mail.finish()
         self._add_up_tied(before)
+        self._inputs = self._targets = None
         return self._mean_loss(share_loss)
 
     @property

@@ -137,9 +137,9 @@ def _rounds(schedule: Schedule) -> Iterator[list[Action]]:
 def receives_early(order: Order) -> tuple[Action | Transfer, ...]:
     """Receives are posted before the action that they follow, so that both overlap.
 
-    Only for receives that do not block. Messages keep their order among themselves. The
-    first activation of a stage stays where it is: it may come with its shape, and the
-    rank waits for that.
+    Only for receives that do not block. Messages keep their order among themselves, and
+    nobody waits for more than before, so nothing new can deadlock. The first activation
+    of a stage stays where it is: it may come with its shape, and the rank waits for that.
     """
     early, begun = [], set()
     for item in order:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.profiler import record_function
 
 from course.parallel.pipeline_backward import put_by_here
 from course.worlds.spend import spend
@@ -17,7 +18,8 @@ class SleepStage(nn.Module):
 
     A schedule that splits backwards gets the two halves at their own times; an ordinary
     backward takes both. The time passes by `spend`: ranks that share a core sleep, so
-    each takes its full time. Raises ValueError where seconds are negative.
+    each takes its full time. `Run.spans` has the parts as "forward", "input gradient" and
+    "weight gradient". Raises ValueError where seconds are negative.
     """
 
     def __init__(
@@ -52,15 +54,20 @@ class _Spend(torch.autograd.Function):
     @staticmethod
     def forward(ctx, y, seconds):
         ctx.seconds, ctx.kept = seconds, put_by_here()
-        spend(seconds[0], "forward")
+        _sleep(seconds[0], "forward")
         return y.view_as(y)
 
     @staticmethod
     def backward(ctx, y_grad):
         _, input_gradient_s, weight_gradient_s = ctx.seconds
-        spend(input_gradient_s, "input gradient")
+        _sleep(input_gradient_s, "input gradient")
         if ctx.kept is None:
-            spend(weight_gradient_s, "weight gradient")
+            _sleep(weight_gradient_s, "weight gradient")
         else:
-            ctx.kept.add(lambda: spend(weight_gradient_s, "weight gradient"))
+            ctx.kept.add(lambda: _sleep(weight_gradient_s, "weight gradient"))
         return y_grad, None
+
+
+def _sleep(seconds: float, name: str) -> None:
+    with record_function(name):
+        spend(seconds, name)

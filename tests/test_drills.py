@@ -13,7 +13,7 @@ from course.costs import nccl
 from course.drills import expressions, markdown, reading, templates
 from course.drills.questions import LETTERS
 from course.drills.session import Session
-from tests import memory_by_hand, moe_by_hand, rings_by_hand
+from tests import memory_by_hand, moe_by_hand, pipeline_by_hand, rings_by_hand
 
 # The rows that each chapter has to cover: topics with their first and last row.
 ROWS = {
@@ -22,8 +22,10 @@ ROWS = {
     "04": [f"C{n:02}" for n in range(28, 37)],
     "07": [f"M{n:02}" for n in range(1, 15)],
     "08": [f"M{n:02}" for n in range(15, 30)],
+    "10": [f"P{n:02}" for n in range(1, 14)],
 }
-BY_HAND = rings_by_hand.ANSWERS | memory_by_hand.ANSWERS | moe_by_hand.ANSWERS
+_HANDS = (rings_by_hand, memory_by_hand, moe_by_hand, pipeline_by_hand)
+BY_HAND = {row: answer for hand in _HANDS for row, answer in hand.ANSWERS.items()}
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 EVERY = list(reading.every().values())
@@ -198,6 +200,7 @@ def test_enough_questions_are_counted_by_hand():
     assert len(rings_by_hand.ANSWERS) >= 12
     assert set(memory_by_hand.ANSWERS) == {q.id for q in NUMERIC if q.row[0] == "M"}
     assert set(moe_by_hand.ANSWERS) == {q.id for q in NUMERIC if q.row[0] == "E"}
+    assert set(pipeline_by_hand.ANSWERS) == {q.id for q in NUMERIC if q.row[0] == "P"}
 
 
 def test_the_classic_numbers():

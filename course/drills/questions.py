@@ -12,7 +12,10 @@ KINDS = ("single", "multi", "numeric", "open")
 LEVELS = {1: "warm-up", 2: "interview", 3: "hard"}
 LETTERS = "ABCDEFGH"
 # What is counted where an answer is no quantity with a unit.
-COUNTED = ("x", "steps", "ranks", "messages", "parameters", "gathers", "copies")
+COUNTED = (
+    *("x", "steps", "ranks", "messages", "parameters", "gathers", "copies"),
+    "micro-batches",
+)
 
 
 def _require(holds: bool, rule: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as some
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
@@ -174,6 +176,21 @@ def test_gradients_and_loss_are_those_of_the_serial_model(
 ):
     schedule = build(name, ranks, micro_batches, chunks)
     check_blocks(World(ranks).run(trained, schedule).results, schedule)
+
+
+@some.composite
+def schedules(draw) -> Schedule:
+    """Any of up to 4 ranks; m divides the rows, and some ask that p divides m."""
+    ranks = draw(some.integers(1, 4))
+    micro_batches = ranks * draw(some.integers(1, 2))
+    name = draw(some.sampled_from(sorted(SCHEDULES)))
+    return build(name, ranks, micro_batches, draw(some.integers(1, 3)))
+
+
+@settings(max_examples=25, deadline=None)
+@given(schedules())
+def test_any_size_of_any_schedule_equals_the_serial_model(schedule):
+    check_blocks(World(schedule.ranks).run(trained, schedule).results, schedule)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
@@ -566,6 +583,17 @@ def test_spans_are_where_the_laid_out_schedule_has_them(name, times):
         assert [s.name for s in spans] == [str(action) for action in order]
         assert [s.start_s for s in spans] == pytest.approx(list(laid_out.start_s[rank]))
         assert [s.end_s for s in spans] == pytest.approx(list(laid_out.end_s[rank]))
+
+
+halves_s = some.integers(1, 8).map(lambda n: n / 4)
+
+
+@settings(max_examples=20, deadline=None)
+@given(schedules(), some.tuples(halves_s, halves_s, halves_s))
+def test_simulated_time_is_that_of_the_laid_out_schedule(schedule, times):
+    ranks = schedule.ranks
+    run = World(ranks, cluster=uniform(ranks, **INSTANT)).run(asleep, schedule, times)
+    assert run.seconds == pytest.approx(lay_out(schedule, Times(*times)).makespan_s)
 
 
 @pytest.mark.parametrize("name", ["GPipe", "ZB-H1"])

@@ -103,7 +103,7 @@ def _out(copies, ranks: int, experts: int) -> list[tuple[Rows, str]]:
         (lay("source", _by_expert), "Permute: copies for one expert now lie together."),
         (
             lay("home", _as_sent),
-            f"Dispatch, the first all-to-all: rank r gets the copies for its {each} experts, "
+            f"Dispatch, the first all-to-all: a rank gets copies for its {each} experts, "
             f"those from rank 0 first. {_moved(copies)}",
         ),
         (lay("home", _by_expert), "Each rank sorts what came, by expert."),

@@ -198,6 +198,25 @@ def test_drawn_picture_is_small_whole_and_the_same_each_time(chromium_path, monk
     assert all(name.startswith(figure_id(figure())) for name in referred)
 
 
+def test_shrink_joins_texts_that_look_alike_and_shortens_straight_lines():
+    text = (
+        '<g transform="translate(0,2)"><text x="{0}" y="1" style="fill:{1}">{0}</text></g>'
+    )
+    svg = (
+        '<svg xmlns="http://www.w3.org/2000/svg"><path d="M1,2L1,4L3,4L3,4L5,6Z" />'
+        '<path d="M1,2C1,2,3,4,5,6L1,4" /><path d="M1,2L3,2ZL3,5" />'
+        + "".join(text.format(*which) for which in ((1, "red"), (2, "red"), (3, "blue")))
+        + "</svg>"
+    )
+    assert shrink(svg, "f") == (
+        '<svg xmlns="http://www.w3.org/2000/svg"><path d="M1,2V4H3L5,6Z" />'
+        '<path d="M1,2C1,2,3,4,5,6L1,4" /><path d="M1,2L3,2ZL3,5" />'
+        '<g style="fill:red" transform="translate(0,2)"><text x="1" y="1">1</text>'
+        '<text x="2" y="1">2</text></g><g transform="translate(0,2)">'
+        '<text x="3" y="1" style="fill:blue">3</text></g></svg>'
+    )
+
+
 def test_shrink_keeps_what_shows_and_drops_what_does_not():
     svg = (
         '<svg xmlns="http://www.w3.org/2000/svg"><defs><clipPath id="a"><rect/></clipPath>'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import groupby
 from xml.etree import ElementTree
 
 from course.authoring.png import shrink_data_uris
@@ -30,6 +31,8 @@ LIVE_ATTRIBUTES = ("class", "pointer-events", "data-")
 NUMBERS = ("d", "transform", "x", "y", "x1", "x2", "y1", "y2", "points", "width", "height")
 COLOR = re.compile(r"rgb\((\d+), ?(\d+), ?(\d+)\)")
 LONG_NUMBER = re.compile(r"-?\d+\.\d{2,}(?:e-?\d+)?")
+STEP = re.compile(r"([ML])(-?[\d.]+),(-?[\d.]+)")
+GROUP, TEXT = f"{{{SVG}}}g", f"{{{SVG}}}text"
 
 
 def shrink(svg: str, name: str) -> str:
@@ -44,6 +47,7 @@ def shrink(svg: str, name: str) -> str:
     while _drop_empty(root):
         pass
     _unwrap_groups(root)
+    _join_texts(root)
     text = shrink_data_uris(ElementTree.tostring(root, encoding="unicode"))
     return _rename(text, name)
 
@@ -54,6 +58,8 @@ def _short_attributes(element) -> None:
             del element.attrib[key]
         elif key in NUMBERS:
             element.set(key, LONG_NUMBER.sub(_one_decimal, element.get(key)))
+    if "d" in element.attrib:
+        element.set("d", _short_path(element.get("d")))
     style = _short_style(element.attrib.pop("style", ""))
     if style:
         element.set("style", style)
@@ -61,6 +67,24 @@ def _short_attributes(element) -> None:
 
 def _one_decimal(match: re.Match) -> str:
     return f"{float(match[0]):.1f}".removesuffix(".0")
+
+
+def _short_path(d: str) -> str:
+    """A horizontal or vertical line is told by the one number that changes."""
+    if STEP.sub("", d).strip("Z") or "ZL" in d:  # curves, or a line from a closed shape
+        return d
+    at = ["", ""]
+
+    def short(match: re.Match) -> str:
+        command, x, y = match.groups()
+        before, at[:] = tuple(at), (x, y)
+        if command == "M" or (x != before[0] and y != before[1]):
+            return match[0]
+        if (x, y) == before:
+            return ""
+        return f"V{y}" if x == before[0] else f"H{x}"
+
+    return STEP.sub(short, d)
 
 
 def _short_style(style: str) -> str:
@@ -111,9 +135,41 @@ def _unwrap_groups(element) -> None:
     children = []
     for child in element:
         _unwrap_groups(child)
-        plain = child.tag == f"{{{SVG}}}g" and not child.attrib
+        plain = child.tag == GROUP and not child.attrib
         children += list(child) if plain else [child]
     element[:] = children
+
+
+def _join_texts(element) -> None:
+    """Neighbouring texts say their place and style once, in a common group."""
+    children = []
+    for look, run in groupby(element, _look_of_text):
+        run = list(run)
+        if look and len(run) > 1:
+            children.append(_joined(run, look))
+            continue
+        for child in run:
+            _join_texts(child)
+        children += run
+    element[:] = children
+
+
+def _look_of_text(group) -> tuple | None:
+    """Of a shifted group with one text in it: the shift, and how the text looks."""
+    only_text = group.tag == GROUP and [child.tag for child in group] == [TEXT]
+    if not only_text or set(group.attrib) != {"transform"}:
+        return None
+    look = {k: v for k, v in group[0].attrib.items() if k not in ("x", "y")}
+    return tuple(sorted((look | group.attrib).items()))
+
+
+def _joined(groups: list, look: tuple):
+    joined = ElementTree.Element(GROUP, dict(look))
+    for (text,) in groups:
+        for key in set(text.attrib) - {"x", "y"}:
+            del text.attrib[key]
+        joined.append(text)
+    return joined
 
 
 def _rename(text: str, name: str) -> str:

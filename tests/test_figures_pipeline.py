@@ -129,17 +129,20 @@ def test_letters_name_chunks_and_no_number_stands_where_there_is_no_room():
 
 
 def test_pointing_at_a_box_says_what_it_is():
-    figure, _ = bubble("ZB-H1", 4, 8)
+    timeline = timeline_of("ZB-H1", forward_s=2.0)
+    figure, _ = schedule_timeline(timeline)
     said = [t for t in scatters(figure) if t.mode == "none"]
-    assert sum(len(t.x) for t in said) == 3 * 4 * 8
-    timeline = timeline_of("ZB-H1", **dict.fromkeys(("forward_s",), 1.0))
-    middles = {
-        (t.hovertemplate.split("<")[1][2:], *row[:2]): x
+    found = {
+        (t.hovertemplate.split("<")[1][2:], *map(int, row[:3])): (x, *row[3:])
         for t in said
         for row, x in zip(t.customdata, t.x, strict=True)
     }
-    assert len(middles) == 3 * 4 * 8
-    assert middles["forward", 0, 0] == pytest.approx(timeline.end_s[0][0] / 2)
+    assert len(found) == 3 * 4 * 8
+    assert found["forward", 0, 0, 0] == pytest.approx((1, 0, 2))
+    start, end = timeline.start_s[2][-1], timeline.end_s[2][-1]
+    middle = (start + end) / 2
+    assert found["weight gradient", 7, 2, 2] == pytest.approx((middle, start, end))
+    assert all("%{customdata[4]:.4~g} s<" in t.hovertemplate for t in said)
 
 
 # --- Numbers ---------------------------------------------------------------------------

@@ -179,10 +179,8 @@ def _unlike(first: str, second: str) -> tuple[str, str]:
 
 def _difference(first: Timeline, second: Timeline) -> str:
     ratio = second.makespan_s / first.makespan_s
-    return (
-        f"{first.schedule.name} {write_seconds(first.makespan_s)}, "
-        f"{second.schedule.name} {write_seconds(second.makespan_s)}: {ratio:.3g} times."
-    )
+    took = [f"{t.schedule.name} {write_seconds(t.makespan_s)}" for t in (first, second)]
+    return f"{took[0]}, {took[1]}: {ratio:.3g} times as long."
 
 
 # --- The closed formula ---------------------------------------------------------------

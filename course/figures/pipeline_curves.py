@@ -28,7 +28,7 @@ SYMBOLS = (
     "pentagon",
     "bowtie",
 )
-ROW_PX, LETTER_PX, PLOT_PX = 34, 6.5, 680
+ROW_PX, LETTER_PX, PLOT_PX = 34, 6.5, 540
 
 
 def cut_model(

@@ -18,7 +18,7 @@ UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 # line of a heading, an axis with its title, the margins, the width for labels
 ROWS_PX, LEAST_ROW_PX, MOST_ROW_PX = 384, 5, 32
 BARS_PX, LINE_PX, AXIS_PX = 100, 18, 44
-TOP_PX, BOTTOM_PX, PLOT_PX = 36, 78, 720
+TOP_PX, BOTTOM_PX, PLOT_PX = 36, 78, 640
 BAR_LOOK = ((theme.GREEN, ""), (theme.PURPLE, "/"))
 MOST_BAR_NUMBERS = 32
 AXES = ("y", "y2")
@@ -53,7 +53,7 @@ def draw(
     data = []
     for axis, panel in zip(AXES, panels, strict=False):
         plot_px = PLOT_PX * panel.boxes.makespan_s / (span_s or 1)
-        data += traces(panel.boxes, second, row_px, plot_px, yaxis=axis)
+        data += traces(panel.boxes, second, unit, row_px, plot_px, yaxis=axis)
     layout = _layout(title, inside_px, bool(held))
     layout |= _time_axes(panels, domains, span_s * second, f"time ({unit})")
     if held:

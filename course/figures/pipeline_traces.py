@@ -33,10 +33,12 @@ MOST_LABELS, MOST_HOVERS = 600, 4000
 LETTER_PX, LEAST_ROW_PX = 6.4, 15
 
 
-def traces(boxes: Boxes, second: float, row_px: float, plot_px: float, **place) -> list:
+def traces(
+    boxes: Boxes, second: float, unit: str, row_px: float, plot_px: float, **place
+) -> list[dict]:
     """Idle rows, boxes, what they say, and their numbers where there is room.
 
-    second:  what one second is on the x axis
+    second, unit: what one second is on the x axis, and the name of that axis' unit
     row_px, plot_px: the height of a row and the width of the axis, for the labels
     place:   for every trace, e.g. yaxis="y2", showlegend=False
     """
@@ -48,7 +50,7 @@ def traces(boxes: Boxes, second: float, row_px: float, plot_px: float, **place) 
             one = mine.only(mine.chunk == chunk)
             drawn.append(_filled(one, name, chunk, second, x_px, place))
         if len(mine) and len(boxes) <= MOST_HOVERS:
-            drawn.append(_hover(mine, name, second, place))
+            drawn.append(_hover(mine, name, second, unit, place))
     return drawn + _labels(boxes, second, row_px, x_px, place)
 
 
@@ -112,10 +114,10 @@ def _shape(name: str, color: str, hatch: str, path, edge: str, edge_px: float) -
     } | ({"fillpattern": pattern} if hatch else {})
 
 
-def _hover(boxes: Boxes, kind: str, second: float, place: dict) -> dict:
+def _hover(boxes: Boxes, kind: str, second: float, unit: str, place: dict) -> dict:
     """Points in the middle of boxes that are not drawn, only pointed at."""
     start, end = boxes.start_s * second, boxes.end_s * second
-    data = np.stack([boxes.micro_batch, boxes.stage, start, end], axis=1)
+    data = np.stack([boxes.micro_batch, boxes.rank, boxes.stage, start, end], axis=1)
     return {
         "type": "scatter",
         "mode": "none",
@@ -123,8 +125,8 @@ def _hover(boxes: Boxes, kind: str, second: float, place: dict) -> dict:
         "y": boxes.rank.astype(np.int16),
         "customdata": data.astype(np.float32),
         "hovertemplate": f"<b>{NAMES[kind]}</b> of micro-batch %{{customdata[0]}}"
-        "<br>rank %{y}, stage %{customdata[1]}"
-        "<br>%{customdata[2]:.4g} to %{customdata[3]:.4g}<extra></extra>",
+        "<br>rank %{customdata[1]}, stage %{customdata[2]}"
+        f"<br>%{{customdata[3]:.4~g}} to %{{customdata[4]:.4~g}} {unit}<extra></extra>",
     } | (place | {"showlegend": False})
 
 

@@ -4,11 +4,12 @@ import pytest
 
 from course.costs.memory import COMPONENTS, Setup, estimate
 from course.costs.recipes import BF16_ADAM, RECIPES
-from course.costs.zero import granularity, state_bytes_per_rank
-from course.facts import GB, GIB
+from course.costs.zero import gather_seconds, granularity, state_bytes_per_rank
+from course.facts import GB, GIB, IB_NDR
 from course.facts_models import LLAMA3_8B, MODELS
 from course.figures.memory import LIMITS, memory_bars, recipe_memory, training_memory
 from course.figures.zero import granularity_curve, metered_peaks, wrapped, zero_stages
+from course.quantities import write_seconds
 
 
 def bars(traces):
@@ -117,6 +118,14 @@ def test_points_of_the_wrapping_curve(model):
             assert gathers == wanted.gathers
             assert peak * GB == pytest.approx(wanted.peak_bytes, rel=1e-12)
         assert int(curve.text[0]) == 1 and int(curve.text[-1]) == MODELS[model].layers
+
+
+def test_the_words_of_the_wrapping_curve_tell_what_latency_costs():
+    words = {n: granularity_curve("Llama 3 8B", n, IB_NDR)[1] for n in (8, 1024)}
+    fine, coarse = (wrapped(LLAMA3_8B, layers) for layers in (1, 32))
+    for n in words:
+        for units in (fine, coarse):
+            assert write_seconds(gather_seconds(units, 2, n, IB_NDR)) in words[n]
 
 
 def test_metered_peaks_beside_what_was_computed():

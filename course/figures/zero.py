@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 from course.costs.recipes import RECIPES, Recipe
 from course.costs.zero import (
     STAGES,
+    Granularity,
     gather_seconds,
     granularity,
     grouped,
@@ -132,9 +133,18 @@ def granularity_curve(
     figure.update_xaxes(type="log", tickvals=gathers, ticktext=gathers)
     fine, coarse = points[0], points[-1]
     figure.update_yaxes(range=[0, 1.15 * coarse.peak_bytes / GB])
+    said = [_in_words(point, itemsize, ranks, link) for point in (fine, coarse)]
     return figure, (
-        f"One layer a unit: {in_gb(fine.peak_bytes)}, {fine.gathers} gathers. "
-        f"All layers in one: {in_gb(coarse.peak_bytes)}, {coarse.gathers} gathers."
+        f"One layer a unit: {said[0]}. All layers in one: {said[1]}. "
+        f"({ranks} ranks, {link.name})"
+    )
+
+
+def _in_words(point: Granularity, itemsize: int, ranks: int, link: Link) -> str:
+    pass_s = gather_seconds(point.units, itemsize, ranks, link)
+    return (
+        f"{in_gb(point.peak_bytes)} and {point.gathers} gathers, "
+        f"{write_seconds(pass_s)} for those of one pass"
     )
 
 

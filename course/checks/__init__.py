@@ -20,6 +20,7 @@ from course.checks import (
     chapter_11,
     lab_01,
     lab_03,
+    lab_05,
     lab_11,
 )
 from course.checks.exercise import Exercise
@@ -37,6 +38,7 @@ _HOMES = (
     chapter_11,
     lab_01,
     lab_03,
+    lab_05,
     lab_11,
 )
 _ALL = {e.name: e for home in _HOMES for e in home.EXERCISES}

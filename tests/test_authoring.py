@@ -217,6 +217,18 @@ def test_shrink_joins_texts_that_look_alike_and_shortens_straight_lines():
     )
 
 
+def test_shrink_joins_lines_that_look_alike():
+    line = '<path d="M{0},0H9" style="fill:none;stroke:{1}{2}" />'
+    which = [(1, "red", ""), (2, "red", ""), (3, "blue", ""), (4, "red", ";opacity:0.5")]
+    start = '<svg xmlns="http://www.w3.org/2000/svg">'
+    svg = start + "".join(line.format(*look) for look in which) + "</svg>"
+    assert shrink(svg, "f") == (
+        start + '<path d="M1,0H9M2,0H9" style="fill:none;stroke:red" />'
+        '<path d="M3,0H9" style="fill:none;stroke:blue" />'
+        '<path d="M4,0H9" style="fill:none;stroke:red;opacity:0.5" /></svg>'
+    )
+
+
 def test_shrink_keeps_what_shows_and_drops_what_does_not():
     svg = (
         '<svg xmlns="http://www.w3.org/2000/svg"><defs><clipPath id="a"><rect/></clipPath>'

@@ -48,6 +48,8 @@ def shrink(svg: str, name: str) -> str:
         pass
     _unwrap_groups(root)
     _join_texts(root)
+    for group in root.iter():
+        _join_lines(group)
     text = shrink_data_uris(ElementTree.tostring(root, encoding="unicode"))
     return _rename(text, name)
 
@@ -170,6 +172,25 @@ def _joined(groups: list, look: tuple):
             del text.attrib[key]
         joined.append(text)
     return joined
+
+
+def _join_lines(group) -> None:
+    """Neighbouring lines that look alike become one path."""
+    children = []
+    for look, run in groupby(group, _look_of_line):
+        first, *others = run
+        children += [first] if look else [first, *others]
+        if look:
+            first.set("d", first.get("d") + "".join(line.get("d") for line in others))
+    group[:] = children
+
+
+def _look_of_line(path) -> tuple | None:
+    """Of a line that hides what it crosses and begins at a stated point: its look."""
+    style, d = path.get("style", ""), path.get("d", "")
+    if "fill:none" not in style or "opacity" in style or not d.startswith("M"):
+        return None
+    return tuple(sorted((k, v) for k, v in path.attrib.items() if k != "d"))
 
 
 def _rename(text: str, name: str) -> str:

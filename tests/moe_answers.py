@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from course.parallel.moe_balance import places
-from course.parallel.moe_exchange import dispatch, permute, plan
+from course.parallel.moe_exchange import announce, dispatch, permute
 from course.parallel.moe_router import routing
 
 
@@ -120,7 +120,7 @@ def exchange(rows, sends, receives):
 def through_the_package(x, experts, count):
     how = routing_of(experts, count)
     rows, _ = permute(x, how)
-    return torch.cat(dispatch(rows, plan(how.load()), exchange))
+    return torch.cat(dispatch(rows, announce(how.load())(), exchange))
 
 
 def sizes_of(counts):

@@ -26,10 +26,10 @@ from course.costs.moe import capacity
 from course.parallel.moe_balance import drop, updated_bias
 from course.parallel.moe_exchange import (
     all_to_all,
+    announce,
     combine,
     dispatch,
     permute,
-    plan,
     two_level_all_to_all,
     unpermute,
 )
@@ -106,8 +106,9 @@ class MoE(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = x.reshape(-1, x.shape[-1])
         routing = self.routing = routed(self.router, tokens, self.capacity_factor)
+        planned = announce(routing.kept_load(), self.group)  # on its way meanwhile
         rows, order = permute(tokens, routing)
-        how = plan(routing.kept_load(), self.group)
+        how = planned()
         rows = dispatch(rows, how, self.exchange)
         rows = combine(self.experts(rows), how, self.exchange)
         return unpermute(rows, order, routing).view(x.shape)

@@ -3,7 +3,7 @@
     t   tokens of this rank        k   experts that each visits        h   hidden
     n   ranks of the group, each of which holds e = E / n experts
 
-    permute -> dispatch -> (experts) -> combine -> unpermute
+    announce counts, permute -> dispatch -> (experts) -> combine -> unpermute
 
 A row is one copy of a token. Every exchange is an all-to-all in which each pair of ranks
 has its own number of rows, and its backward is the same all-to-all the other way round:
@@ -152,11 +152,25 @@ class Plan:
     incoming: list[list[int]]
 
 
-def plan(load: torch.Tensor, group=None) -> Plan:
-    """Tell every rank how many rows to expect. load: [E] my rows for each expert."""
+def announce(load: torch.Tensor, group=None) -> Callable[[], Plan]:
+    """Begin to tell every rank how many rows to expect; call what it returns to wait.
+
+    load  [E]  my rows for each expert. They are known before the rows are sorted
+    """
     outgoing = load.view(dist.get_world_size(group), -1)
-    incoming = exchange_counts(outgoing, group)
-    return Plan(outgoing.tolist(), incoming)
+    incoming = torch.empty_like(outgoing)
+    work = dist.all_to_all_single(incoming, outgoing, group=group, async_op=True)
+
+    def finish() -> Plan:
+        work.wait()
+        return Plan(outgoing.tolist(), incoming.tolist())
+
+    return finish
+
+
+def plan(load: torch.Tensor, group=None) -> Plan:
+    """`announce`, and wait for it."""
+    return announce(load, group)()
 
 
 def dispatch(rows: torch.Tensor, how: Plan, exchange: Exchange) -> list[torch.Tensor]:

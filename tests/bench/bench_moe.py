@@ -21,10 +21,10 @@ import torch.distributed as dist
 from course import World
 from course.parallel.moe_exchange import (
     all_to_all,
+    announce,
     combine,
     dispatch,
     permute,
-    plan,
     totals,
     unpermute,
 )
@@ -43,8 +43,9 @@ def inputs(tokens: int, hidden: int, experts: int):
 
 def by_hand(tokens, routing, exchange) -> torch.Tensor:
     """What the layer does around its experts; here they hand their rows back."""
+    planned = announce(routing.kept_load())
     rows, order = permute(tokens, routing)
-    how = plan(routing.kept_load())
+    how = planned()
     rows = dispatch(rows, how, exchange)  # what was sorted is freed, as in the layer
     rows = combine(rows, how, exchange)
     return unpermute(rows, order, routing)
@@ -62,7 +63,7 @@ def versions(experts: int) -> dict:
     """{name: what to time}"""
     tokens, routing = inputs(TOKENS, HIDDEN, experts)
     rows, _ = permute(tokens, routing)
-    how = plan(routing.kept_load())
+    how = announce(routing.kept_load())()
     known = partial(plain, rows, totals(how.outgoing), totals(how.incoming))
     hand = partial(by_hand, tokens, routing, partial(all_to_all, group=None))
     return {"plain": known, "by hand": hand, "plain again": known}

@@ -303,6 +303,9 @@ def test_many_ranks_and_micro_batches_are_few_traces():
     figure, _ = bubble("1F1B", 16, 64)
     assert len(rectangles(figure)) == 2 * 16 * 64
     assert len(figure.data) < 10
+    largest, _ = bubble("1F1B", 64, 512)
+    assert len(rectangles(largest)) == 2 * 64 * 512
+    assert len(largest.data) == 4, "idle, forward, backward, bars: nothing to point at"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ and stands beside the closed formula.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 import plotly.graph_objects as go
 
@@ -16,6 +17,9 @@ from course.figures.pipeline_panels import Panel, draw
 from course.parallel.schedule_time import Timeline, Times, lay_out
 from course.parallel.schedules import Schedule, build
 from course.quantities import write, write_seconds
+
+# a schedule stays the same while sliders of time move
+_built = lru_cache(maxsize=8)(build)
 
 
 def bubble(
@@ -108,7 +112,7 @@ def measured_and_predicted(
 def _laid_out(name, ranks, micro_batches, chunks, work_ms, last_stage) -> Timeline:
     if not last_stage > 0:
         raise ValueError(f"last_stage must be more than 0, not {last_stage}")
-    schedule = build(name, ranks, micro_batches, chunks)
+    schedule = _built(name, ranks, micro_batches, chunks)
     weights = (1.0,) * (schedule.stages - 1) + (float(last_stage),)
     times = Times(*(ms / 1e3 for ms in work_ms[:3]), weights, work_ms[3] / 1e3)
     return lay_out(schedule, times.divided(schedule.chunks))

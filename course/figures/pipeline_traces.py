@@ -133,14 +133,14 @@ def _hover(boxes: Boxes, kind: str, second: float, unit: str, place: dict) -> di
 def _labels(boxes: Boxes, second: float, row_px: float, x_px: float, place) -> list[dict]:
     """Micro-batch numbers, with a letter for the chunk where a rank holds several."""
     width_px = (boxes.end_s - boxes.start_s) * second * x_px
-    digits = np.char.str_len(boxes.micro_batch.astype(str)) + (boxes.chunks > 1)
-    fits = width_px >= digits * LETTER_PX + 2
+    letters = 1 + sum(boxes.micro_batch >= 10**k for k in (1, 2, 3)) + (boxes.chunks > 1)
+    fits = width_px >= letters * LETTER_PX + 2
     if row_px < LEAST_ROW_PX or not 0 < fits.sum() <= MOST_LABELS:
         return []
     shown = boxes.only(fits)
     middle = (shown.start_s + shown.end_s) / 2 * second
     low = (1 - np.array([LOOK[KINDS[k]][2] for k in shown.kind])) * FILL / 2
-    letters = LETTERS if boxes.chunks > 1 else [""] * boxes.chunks
+    names = LETTERS if boxes.chunks > 1 else [""] * boxes.chunks
     pairs = zip(shown.micro_batch, shown.chunk, strict=True)
     dark = (shown.kind > 0) | (shown.chunk > 0)
     return [
@@ -149,7 +149,7 @@ def _labels(boxes: Boxes, second: float, row_px: float, x_px: float, place) -> l
             "mode": "text",
             "x": middle.astype(np.float32),
             "y": (shown.rank + low).astype(np.float32),
-            "text": [f"{m}{letters[c % 26]}" for m, c in pairs],
+            "text": [f"{m}{names[c % 26]}" for m, c in pairs],
             "textfont": {
                 "size": 11,
                 "color": [theme.INK if d else theme.CARD for d in dark],

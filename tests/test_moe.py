@@ -28,7 +28,8 @@ TOLERANCE = 1e-9
 class Layer:
     """A layer to try. tokens: of each rank. ep: ranks that divide the experts.
 
-    nodes: exchange in two levels, between so many nodes. like: this expert is preferred
+    nodes: exchange in two levels, between so many nodes. pairs: with sends and receives.
+    like: this expert is preferred
     """
 
     tokens: tuple[int, ...]
@@ -38,6 +39,7 @@ class Layer:
     factor: float | None = None
     router: str = "softmax"
     nodes: int | None = None
+    pairs: bool = False
     like: int | None = None
     dtype: torch.dtype = torch.float64
     seed: int = 0
@@ -96,7 +98,7 @@ def on_rank(case: Layer) -> tuple:
     levels = node_groups(case.ranks // case.nodes) if case.nodes else None
     layer = MoE(
         H, F, case.experts, case.top_k, group=inside, replicas=across, levels=levels,
-        **case.options(),
+        pairs=case.pairs, **case.options(),
     )  # fmt: skip
     case.prepare(layer)
     x = case.inputs().abs() if case.like is not None else case.inputs()
@@ -139,6 +141,9 @@ CASES = {
     "replicas": Layer((3, 5, 2, 1), 8, 2, ep=2),
     "replicas only": Layer((3, 5, 2, 1), 8, 2, ep=1),
     "replicas and drops": Layer((3, 5, 0, 7), 8, 2, ep=2, factor=0.8, router="sigmoid"),
+    "pairs": Layer((3, 5, 0, 7), 8, 2, pairs=True),
+    "pairs, an idle expert": Layer((3, 1, 0, 7), 8, 1, factor=0.5, like=6, pairs=True),
+    "pairs and replicas": Layer((3, 5, 2, 7), 8, 2, ep=2, pairs=True),
     "two levels": Layer((3, 5, 0, 7), 8, 2, nodes=2),
     "two levels, one expert": Layer((3, 5, 0, 7), 4, 1, nodes=2, like=1),
 }
@@ -199,6 +204,7 @@ def layers(draw) -> Layer:
         factor=draw(st.sampled_from([None, 0.3, 1.0, 1.25])),
         router=draw(st.sampled_from(["softmax", "sigmoid", "noisy"])),
         like=draw(st.sampled_from([None, 0, experts - 1])),
+        pairs=draw(st.booleans()),
         seed=draw(st.integers(0, 50)),
     )
 
@@ -408,6 +414,19 @@ def test_four_all_to_alls_of_rows_a_layer_and_one_of_counts(layers, gloo):
             assert sizes == [counts, rows, rows] * layers + [rows, rows] * layers
 
 
+def test_pairs_send_the_same_bytes_in_place():
+    """A message for each expert that is elsewhere, there and back, twice."""
+
+    def step():
+        layer = MoE(H, F, 8, 2, router=RoundRobin(H, 8, 2), pairs=True)
+        layer(torch.randn(16, H, requires_grad=True)).sum().backward()
+
+    run = World(4).run(step)
+    assert run.bytes_sent == World(4).run(balanced_step, 16, 8, 2).bytes_sent
+    assert len(run.messages) == 4 * 4 * 6  # exchanges, ranks, experts on other ranks
+    assert {m.bytes for m in run.messages} == {16 * 2 // 8 * H * 4}
+
+
 def numbered(rank: int, ranks: int) -> tuple:
     """Rows that say where they are from and for whom: rank r has (r + 2d) % 4 for d."""
     sends = [(rank + 2 * to) % 4 for to in range(ranks)]
@@ -503,6 +522,14 @@ def test_levels_must_make_up_the_group():
 
     with pytest.raises(RankError, match=r"levels must make up .* \(6 ranks\), not 2 nodes"):
         World(6).run(wrong)
+
+
+def test_one_way_to_exchange_is_chosen():
+    def wrong():
+        MoE(H, F, 4, 1, levels=node_groups(2), pairs=True)
+
+    with pytest.raises(RankError, match="pairs must be False where levels are given"):
+        World(4).run(wrong)
 
 
 def test_replicas_that_were_forgotten_are_noticed():

@@ -33,6 +33,7 @@ from course.parallel.moe_exchange import (
     two_level_all_to_all,
     unpermute,
 )
+from course.parallel.moe_pairs import combine_pairs, dispatch_pairs
 from course.parallel.moe_router import ROUTERS, Router, Routing, check_top_k, fresh
 
 
@@ -78,6 +79,8 @@ class MoE(nn.Module):
                      beside expert parallelism (None: no other does)
     levels:          (inside, across), groups that together make up `group`, filled node
                      by node: exchange tokens in two steps
+    pairs:           exchange tokens with a send for each expert of each rank, with no
+                     copy, in place of one all-to-all
     seed:            of the first weights: the same seed gives what `DenseMoE` has
 
     forward: tokens [..., h] -> [..., h]. `routing` is that of the last forward.
@@ -86,7 +89,8 @@ class MoE(nn.Module):
     def __init__(
         self, hidden: int, ffn: int, experts: int, top_k: int, *,
         capacity_factor: float | None = None, router: str | Router = "softmax",
-        group=None, replicas=None, levels: tuple | None = None, seed: int = 0,
+        group=None, replicas=None, levels: tuple | None = None,
+        pairs: bool = False, seed: int = 0,
     ):  # fmt: skip
         super().__init__()
         ranks, rank = dist.get_world_size(group), dist.get_rank(group)
@@ -100,7 +104,7 @@ class MoE(nn.Module):
         mine = range(experts)[rank * experts // ranks :][: experts // ranks]
         self.experts = Experts(hidden, ffn, mine, seed=seed)
         self.experts.replicas = Replicas(replicas, group)
-        self.exchange = exchange_over(group, levels)
+        self.dispatch, self.combine = ways_over(group, levels, pairs)
         self.routing: Routing | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -109,8 +113,8 @@ class MoE(nn.Module):
         planned = announce(routing.kept_load(), self.group)  # on its way meanwhile
         rows, order = permute(tokens, routing)
         how = planned()
-        rows = dispatch(rows, how, self.exchange)
-        rows = combine(self.experts(rows), how, self.exchange)
+        rows = self.dispatch(rows, how)
+        rows = self.combine(self.experts(rows), how)
         return unpermute(rows, order, routing).view(x.shape)
 
 
@@ -243,18 +247,27 @@ def router_of(router, hidden: int, experts: int, top_k: int, seed: int) -> Route
     return ROUTERS[router](hidden, experts, top_k, seed=seed)
 
 
-def exchange_over(group, levels: tuple | None):
-    """The all-to-all of rows, flat or in two levels."""
-    if levels is None:
-        return partial(all_to_all, group=group)
-    inside, across = levels
+def ways_over(group, levels: tuple | None, pairs: bool) -> tuple:
+    """(dispatch, combine): flat, in two levels, or by pairs."""
+    if pairs and levels is not None:
+        raise ValueError("pairs must be False where levels are given: choose one way")
+    if pairs:
+        return partial(dispatch_pairs, group=group), partial(combine_pairs, group=group)
+    exchange = partial(all_to_all, group=group)
+    if levels is not None:
+        inside, across = levels
+        check_levels(group, inside, across)
+        exchange = partial(two_level_all_to_all, inside=inside, across=across)
+    return partial(dispatch, exchange=exchange), partial(combine, exchange=exchange)
+
+
+def check_levels(group, inside, across) -> None:
+    ranks = dist.get_world_size(group)
     k, g = dist.get_world_size(across), dist.get_world_size(inside)
-    if k * g != dist.get_world_size(group):
+    if k * g != ranks:
         raise ValueError(
-            f"levels must make up the group ({dist.get_world_size(group)} ranks), "
-            f"not {k} nodes of {g}"
+            f"levels must make up the group ({ranks} ranks), not {k} nodes of {g}"
         )
-    return partial(two_level_all_to_all, inside=inside, across=across)
 
 
 def check_layer(experts: int, top_k: int, capacity_factor: float | None) -> None:

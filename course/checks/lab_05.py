@@ -79,8 +79,8 @@ class MeasuredBubble(Exercise):
     chapter: str = "lab 05"
     signature: str = "def my_bubble(spans, ranks): return share"
     task: str = (
-        "`spans` is a list of (rank, kind, stage, micro_batch, start_s, end_s), all work of "
-        "a step, on a clock that began some time before it. Return the bubble as a share "
+        "`spans` is a list of (rank, kind, stage, micro_batch, start_s, end_s), all work "
+        "of a step, on a clock that began some time before. Return the bubble as a share "
         "of total: from the first start of all to the last end of all, which part of the "
         "time of all ranks is idle?"
     )

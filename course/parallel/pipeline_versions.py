@@ -22,6 +22,7 @@ from course.facts_models import Model
 from course.parallel.gpt import GptBlock, SmallGpt, token_batches
 from course.parallel.messages import exchange
 from course.parallel.pipeline import Pipeline
+from course.parallel.pipeline_messages import message_of
 from course.parallel.schedules import SCHEDULES, Schedule, build, chunks_of
 from course.parallel.torch_schedules import CLASSES, LOOPS, torch_schedule
 
@@ -206,3 +207,16 @@ def train_pipeline(
     """The loss of each step, which every rank has."""
     step = begin_pipeline(way, shape, batch, micro_batches, chunks)
     return [step().item() for _ in range(steps)]
+
+
+def bytes_sent(schedule: Schedule, rank: int, shape: Model, batch: int) -> int:
+    """What a rank sends in a step, float32: activations, gradients, and the tied matrix.
+
+    Each message has b s h elements, b being the rows of a micro-batch. Not counted: the
+    loss, and the shapes that torch's first step exchanges.
+    """
+    rows = batch // schedule.micro_batches
+    messages = sum(message_of(a, schedule.owner) is not None for a in schedule.orders[rank])
+    ends = {schedule.owner[0], schedule.owner[-1]}
+    tied = shape.vocab * shape.hidden if rank in ends and len(ends) == 2 else 0
+    return 4 * (messages * rows * shape.sequence * shape.hidden + tied)

@@ -139,8 +139,15 @@ def test_metered_peaks_beside_what_was_computed():
         "one": metered["one"] | {"activations": 0},
         "two": metered["two"] | {"gradients": 0},
     }
+    assert drawn[-1].name != "other"
     stand = zip(marks.y, marks.x, strict=True)
     assert {row: gigabytes * GB for row, gigabytes in stand} == computed
+
+
+def test_what_is_too_small_to_be_seen_counts_as_other():
+    metered = {"a": {"parameters": GB, "activations": 1000, "other": 24}}
+    *drawn, _ = metered_peaks(metered, {"a": GB}).data
+    assert bars(drawn) == {"a": {"parameters": GB, "other": 1024}}
 
 
 def test_wrapping_loses_no_parameter():

@@ -226,6 +226,7 @@ def metered_peaks(
         raise ValueError(f"kinds must be of {list(KIND_LOOK)}, not {unknown.pop()!r}")
     if unit not in UNITS:
         raise ValueError(f"unit must be one of {list(UNITS)}, not {unit!r}")
+    metered = _visible(metered)
     height = 190 + 38 * len(metered)
     figure = theme.new_figure(title, x=f"memory of one rank ({unit})", height=height)
     drawn = [k for k in KIND_LOOK if any(row.get(k) for row in metered.values())]
@@ -236,6 +237,18 @@ def metered_peaks(
     figure.update_layout(barmode="stack", legend=below, legend_traceorder="normal")
     figure.update_layout(margin={"b": 110})
     return figure
+
+
+def _visible(rows: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """The rows with kinds below a pixel joined to "other"."""
+    pixel = max(sum(row.values()) for row in rows.values()) / 1000
+    kinds = {k for row in rows.values() for k, nbytes in row.items() if nbytes >= pixel}
+    joined = {}
+    for name, row in rows.items():
+        joined[name] = {k: nbytes for k, nbytes in row.items() if k in kinds - {"other"}}
+        rest = sum(row.values()) - sum(joined[name].values())
+        joined[name] |= {"other": rest} if rest else {}
+    return joined
 
 
 def _kind_bar(rows: Mapping[str, Mapping[str, float]], kind: str, unit: str) -> dict:

@@ -139,20 +139,20 @@ def test_route_tokens_draws_at_every_position():
 
 
 @pytest.mark.parametrize("steps", [1, 60, 61, 500])
-def test_bars_of_each_step_fill_the_height(steps):
+def test_areas_of_each_step_fill_the_height(steps):
     rng = np.random.default_rng(0)
     runs = {"a": rng.integers(1, 9, (steps, 8)), "b": rng.integers(1, 9, (steps, 8))}
     figure = load_over_steps(runs)
     for row, table in enumerate(runs.values()):
-        axis = "y" if row == 0 else "y2"
-        bars = [bar for bar in figure.data if bar.yaxis == axis]
-        assert [bar.name for bar in bars] == [f"expert {e}" for e in range(8)]
-        at = np.array(bars[0].x)
-        assert len(at) <= 60 and len(set(np.diff(at))) <= 1
-        shares = np.array([bar.y for bar in bars])
-        assert shares.sum(axis=0) == pytest.approx(1)
-        drawn, wanted = shares.T, (table / table.sum(axis=1, keepdims=True))[at]
-        assert drawn == pytest.approx(wanted)
+        areas = [a for a in figure.data if a.yaxis == ("y" if row == 0 else "y2")]
+        assert [area.name for area in areas] == [f"expert {e}" for e in range(8)]
+        assert {area.stackgroup for area in areas} == {f"panel {row}"}
+        *at, end = areas[0].x
+        assert len(at) <= 60 and end > at[-1] and len(set(np.diff([*at, end]))) == 1
+        shares = np.array([area.y for area in areas]).T
+        assert shares.sum(axis=1) == pytest.approx(1)
+        assert shares[:-1] == pytest.approx((table / table.sum(axis=1, keepdims=True))[at])
+        assert shares[-1] == pytest.approx(shares[-2])
 
 
 def test_a_collapse_is_named():

@@ -12,7 +12,7 @@ from course.figures import theme
 from course.quantities import write
 
 KEPT, DROPPED = theme.BLUE, theme.VERMILLION
-MOST_BARS = 60
+MOST_STEPS = 60
 GAP = 0.16  # between two panels, as a share of the height
 
 # --- Loads over training ------------------------------------------------------------------
@@ -23,8 +23,8 @@ def load_over_steps(runs: Mapping[str, Sequence[Sequence[float]]]) -> go.Figure:
 
     runs: {"without balance loss": loads, ...}, loads as (steps, experts), from any router
 
-    One colour an expert, repeated after eight. Of more than 60 steps every second is
-    drawn, or every third, ...
+    One colour an expert, repeated after eight, in one area from step to step. Of more
+    than 60 steps every second is drawn, or every third, ...
     Raises ValueError for no runs, or loads that have no positive sum in some step.
     """
     tables = {name: _shares(name, loads) for name, loads in runs.items()}
@@ -38,15 +38,13 @@ def load_over_steps(runs: Mapping[str, Sequence[Sequence[float]]]) -> go.Figure:
     figure = theme.new_figure(
         "Where the copies go, step by step",
         height=150 + 190 * len(tables),
-        barmode="stack",
-        bargap=0,
         margin={"t": 80},
         legend={"traceorder": "normal"},
         annotations=notes,
         **_axes(panels),
     )
     figure.add_traces(
-        [bar for row, t in enumerate(tables.values()) for bar in _bars(row, t)]
+        [area for row, t in enumerate(tables.values()) for area in _areas(row, t)]
     )
     return figure
 
@@ -106,22 +104,25 @@ def _panel_name(name: str, last, top: float) -> dict:
     }
 
 
-def _bars(row: int, shares) -> list[dict]:
-    steps = np.arange(0, len(shares), -(-len(shares) // MOST_BARS))
+def _areas(row: int, shares) -> list[dict]:
+    """A last point closes the last step: an area needs two ends."""
+    stride = -(-len(shares) // MOST_STEPS)
+    steps = np.arange(0, len(shares), stride)
+    ends = np.append(steps, steps[-1] + stride)
     return [
         {
-            "type": "bar",
+            "type": "scatter",
+            "mode": "lines",
             "name": f"expert {expert}",
             "legendgroup": f"expert {expert}",
             "showlegend": row == 0,
-            "x": steps,
-            "y": shares[steps, expert],
+            "x": ends,
+            "y": np.append(shares[steps, expert], shares[steps[-1], expert]),
             "xaxis": f"x{_mark(row)}",
             "yaxis": f"y{_mark(row)}",
-            "marker": {
-                "color": theme.rank_color(expert),
-                "line": {"color": theme.CARD, "width": 0.5},
-            },
+            "stackgroup": f"panel {row}",
+            "fillcolor": theme.rank_color(expert),
+            "line": {"shape": "hv", "color": theme.CARD, "width": 0.5},
             "hovertemplate": f"expert {expert}, step %{{x}}: %{{y:.1%}}<extra></extra>",
         }
         for expert in range(shares.shape[1])

@@ -210,6 +210,24 @@ def test_a_terabyte_fits_when_it_is_fake():
     assert run.bytes_sent == (2**40,) * 2
 
 
+def cast_and_train():
+    model = nn.Sequential(nn.Linear(13, 7), nn.Linear(7, 13))  # sizes of no other test
+    dtypes = [model.bfloat16()[0].weight.dtype, model.half()[1].bias.dtype]
+    optimizer = torch.optim.AdamW(model.to(torch.float64).parameters())
+    model(torch.ones(2, 13, dtype=torch.float64)).sum().backward()
+    optimizer.step()
+    held = sum(p.numel() for p in model.parameters())
+    return [*dtypes, model[0].weight.grad.dtype, held]
+
+
+@pytest.mark.parametrize("tensors", ["fake", "real"])
+def test_a_model_can_be_cast_and_its_bytes_are_those_of_the_new_type(tensors):
+    run = World(1, tensors=tensors, memory=True).run(cast_and_train)
+    *dtypes, held = run.results[0]
+    assert dtypes == [torch.bfloat16, torch.float16, torch.float64]
+    assert run.peak_kinds[0]["parameters"] == 8 * held
+
+
 @pytest.mark.parametrize(
     "look",
     [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorConverter, FakeTensorMode
 from torch.distributed import distributed_c10d as c10d
 from torch.utils._pytree import tree_map
 
@@ -20,8 +20,22 @@ _READS_VALUES = (
 )
 
 
+class _Converter(FakeTensorConverter):
+    """torch's, which keeps a weak reference to every tensor that an operation made.
+
+    Nobody looks for such a tensor again, and Module.bfloat16() or .to(dtype) refuses to
+    change a weight that something refers to. Tensors made from real ones stay known:
+    the same real tensor is the same fake one.
+    """
+
+    def set_tensor_memo(self, t, v) -> None:
+        """Of an operation's result: not kept."""
+
+
 def fake_mode() -> FakeTensorMode:
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode.fake_tensor_converter = _Converter()
+    return mode
 
 
 def as_fake(mode: FakeTensorMode, values):

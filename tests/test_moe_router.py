@@ -125,8 +125,27 @@ def test_tokens_leave_for_few_nodes():
         chosen = best([max(row[2 * n : 2 * n + 2]) for n in range(4)], 2)
         want = [x if i // 2 in chosen else -math.inf for i, x in enumerate(row)]
         assert kept == want
-    with pytest.raises(ValueError, match=r"nodes must divide the experts \(8\), not 3"):
-        limit_nodes(scores, 3, 1)
+    router = SigmoidRouter(6, 8, 4, nodes=4, most_nodes=2)
+    router.bias[1] = 0.2
+    routing = router(numbers(40, 6).float())
+    assert all(len(set(row)) == 2 for row in (routing.experts // 2).tolist())
+    free = sigmoid_top_k(routing.logits, 4, router.bias)
+    assert any(len(set(row)) > 2 for row in (free.experts // 2).tolist())
+
+
+@pytest.mark.parametrize(
+    ("nodes", "most", "message"),
+    [
+        (3, 1, r"nodes must divide the experts \(8\), not 3"),
+        (4, 5, r"most_nodes must be from 2 to nodes \(4\), not 5"),
+        (4, 1, r"most_nodes must be from 2 to nodes \(4\), not 1"),  # 2 experts for k = 4
+    ],
+)
+def test_nodes_must_hold_what_a_token_visits(nodes, most, message):
+    with pytest.raises(ValueError, match=message):
+        SigmoidRouter(6, 8, 4, nodes=nodes, most_nodes=most)
+    with pytest.raises(ValueError, match=message):
+        sigmoid_top_k(numbers(T, 8), 4, torch.zeros(8), nodes=nodes, most_nodes=most)
 
 
 @pytest.mark.parametrize("k", [0, E + 1])

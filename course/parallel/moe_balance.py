@@ -73,7 +73,7 @@ def gshard_loss(routing: Routing, weight: float = 1e-2) -> torch.Tensor:
 def z_loss(routing: Routing, weight: float = 1e-3) -> torch.Tensor:
     """weight * mean of logsumexp(logits)^2: keeps logits small, so that exp is exact.
 
-    ST-MoE, arXiv 2202.08906, equation 5.
+    ST-MoE, Zoph et al. 2022, arXiv 2202.08906.
     """
     size = routing.logits.logsumexp(dim=-1) ** 2
     return weight * size.sum() / max(routing.tokens, 1)

@@ -86,18 +86,22 @@ def softmax_top_k(
 
 
 def sigmoid_top_k(
-    logits: torch.Tensor, k: int, bias: torch.Tensor, *, scale: float = 1.0
-) -> Routing:
+    logits: torch.Tensor, k: int, bias: torch.Tensor, *, scale: float = 1.0,
+    nodes: int = 1, most_nodes: int = 1,
+) -> Routing:  # fmt: skip
     """Each expert is scored by itself; the bias has a say in who is chosen, no more.
 
     bias:  [E] added to the scores for the choice, not to the weights. See `updated_bias`
     scale: what the k weights sum to
+    nodes, most_nodes: experts lie on so many nodes, and a token goes to so many at most
 
     DeepSeek-V3, arXiv 2412.19437, equations 13 to 16; there scale is 2.5.
     """
     check_top_k(k, logits.shape[-1])
     scores = logits.sigmoid()
-    experts = (scores + bias).topk(k, dim=-1).indices
+    check_nodes(logits.shape[-1], k, nodes, most_nodes)
+    wanted = limit_nodes(scores + bias, nodes, most_nodes, max(1, k // most_nodes))
+    experts = wanted.topk(k, dim=-1).indices
     chosen = scores.gather(-1, experts)
     weights = scale * chosen / chosen.sum(dim=-1, keepdim=True)
     return routing(experts, weights, scores / scores.sum(dim=-1, keepdim=True), logits)
@@ -127,9 +131,8 @@ def limit_nodes(scores: torch.Tensor, nodes: int, most: int, best: int = 2) -> t
     DeepSeek-V3, section 2.1.2: 8 nodes, at most 4, best = k / most = 2.
     """
     tokens, experts = scores.shape
-    if nodes < 1 or experts % nodes:
-        raise ValueError(f"nodes must divide the experts ({experts}), not {nodes}")
-    by_node = scores.view(tokens, nodes, -1)
+    check_nodes(experts, 1, nodes, most)
+    by_node = scores.view(tokens, nodes, experts // nodes)
     value = by_node.topk(min(best, by_node.shape[-1]), dim=-1).values.sum(dim=-1)
     chosen = torch.zeros_like(value, dtype=torch.bool)
     chosen.scatter_(1, value.topk(most, dim=-1).indices, True)
@@ -176,15 +179,16 @@ class SigmoidRouter(Router):
     """`sigmoid_top_k` of a gate. The bias is a buffer: no gradient reaches it."""
 
     def __init__(
-        self, hidden: int, experts: int, top_k: int, *, scale: float = 1.0, seed: int = 0
-    ):
+        self, hidden: int, experts: int, top_k: int, *, scale: float = 1.0,
+        nodes: int = 1, most_nodes: int = 1, seed: int = 0,
+    ):  # fmt: skip
         super().__init__(hidden, experts, top_k, seed=seed)
-        self.scale = scale
+        check_nodes(experts, top_k, nodes, most_nodes)
+        self.how = {"scale": scale, "nodes": nodes, "most_nodes": most_nodes}
         self.register_buffer("bias", torch.zeros(experts))
 
     def forward(self, tokens: torch.Tensor) -> Routing:
-        logits = self.logits(tokens)
-        return sigmoid_top_k(logits, self.top_k, self.bias, scale=self.scale)
+        return sigmoid_top_k(self.logits(tokens), self.top_k, self.bias, **self.how)
 
 
 class NoisyRouter(Router):
@@ -224,4 +228,14 @@ def check_top_k(top_k: int, experts: int) -> None:
     if not 1 <= top_k <= experts:
         raise ValueError(
             f"top_k must be from 1 to the number of experts ({experts}), not {top_k}"
+        )
+
+
+def check_nodes(experts: int, top_k: int, nodes: int, most_nodes: int) -> None:
+    if nodes < 1 or experts % nodes:
+        raise ValueError(f"nodes must divide the experts ({experts}), not {nodes}")
+    least = -(-top_k * nodes // experts)  # nodes that have k experts together
+    if not least <= most_nodes <= nodes:
+        raise ValueError(
+            f"most_nodes must be from {least} to nodes ({nodes}), not {most_nodes}"
         )

@@ -2,13 +2,14 @@
 
     python tests/bench/bench_moe.py [repeats]
 
-By hand: sort the tokens by expert, tell each rank how many will come, send, send back,
-un-permute with weights; "all-to-all" and "pairs" are the layer's two ways to send. Plain:
-two all-to-alls of the same rows that are sorted already, with sizes that are known. 4 gloo
-ranks, all versions in turn in every repeat, so that a busy moment hits all alike; "plain
-again" is a second copy, so what differs from 1 there is noise. CPU is that of a rank: all
-four share the cores with whatever else runs, and a copy then costs more than on a machine
-that is quiet. Then the permutation alone, in one process, for more and more tokens.
+By hand: tell each rank how many rows will come, dispatch, combine; "all-to-all" and "pairs"
+are the layer's two ways to send. Plain: two all-to-alls of the same rows, with sizes that
+are known. "and order" is by hand with all that the layer does around its experts: permute,
+dispatch, combine, un-permute. 4 gloo ranks, all versions in turn in every repeat, so that a
+busy moment hits all alike; "plain again" is a second copy, so what differs from 1 there is
+noise. CPU is that of one rank: on gloo a byte sent costs as much as a few bytes copied, and
+where cores are shared with other work, each copy counts in full. Then the permutation
+alone, in one process, for more and more tokens.
 """
 
 import math
@@ -41,8 +42,15 @@ def inputs(tokens: int, hidden: int, experts: int):
     return torch.randn(tokens, hidden), routing
 
 
-def by_hand(tokens, routing, ways) -> torch.Tensor:
-    """What the layer does around its experts; here they hand their rows back."""
+def by_hand(rows, load, ways) -> torch.Tensor:
+    """There and back; the experts hand their rows back."""
+    there, back = ways
+    how = announce(load)()
+    return back(there(rows, how), how)
+
+
+def and_order(tokens, routing, ways) -> torch.Tensor:
+    """What the layer does around its experts."""
     there, back = ways
     planned = announce(routing.kept_load())
     rows, order = permute(tokens, routing)
@@ -64,14 +72,15 @@ def versions(experts: int) -> dict:
     """{name: what to time}"""
     tokens, routing = inputs(TOKENS, HIDDEN, experts)
     rows, _ = permute(tokens, routing)
-    how = announce(routing.kept_load())()
+    load = routing.kept_load()
+    how = announce(load)()
     known = partial(plain, rows, totals(how.outgoing), totals(how.incoming))
-    return {
-        "plain": known,
-        "all-to-all": partial(by_hand, tokens, routing, ways_over(None, None, False)),
-        "pairs": partial(by_hand, tokens, routing, ways_over(None, None, True)),
-        "plain again": known,
-    }
+    steps = {"plain": known}
+    for name, pairs in (("all-to-all", False), ("pairs", True)):
+        ways = ways_over(None, None, pairs)
+        steps[name] = partial(by_hand, rows, load, ways)
+        steps[f"{name} and order"] = partial(and_order, tokens, routing, ways)
+    return steps | {"plain again": known}
 
 
 def seconds_of_slowest(step) -> float:
@@ -107,7 +116,7 @@ def exchange_table(world: World, experts: int, repeats: int) -> dict[str, float]
     print(f"experts on each rank: {experts // RANKS}")
     for name, (took, cpu) in medians.items():
         best, ratio = min(columns[name][0]), took / base[0]
-        row = f"{name:>12} {took * 1e3:8.1f} {ratio:6.2f} {best * 1e3:8.1f}"
+        row = f"{name:>20} {took * 1e3:8.1f} {ratio:6.2f} {best * 1e3:8.1f}"
         print(f"{row} {cpu * 1e3:8.1f} {cpu / base[1]:6.2f}")
     return {name: took / base[0] for name, (took, _) in medians.items()}
 
@@ -149,17 +158,16 @@ def permutation_table() -> float:
 
 
 def main(repeats: int = 30) -> tuple[float, float]:
-    """Print both tables; (ratio with one expert a rank, power of the permutation)."""
+    """Print all; (ratio of dispatch + combine to plain, power of the permutation)."""
     nbytes = TOKENS * TOP_K * HIDDEN * 4
     print(f"{RANKS} gloo ranks, {nbytes / 1e6:.1f} MB of rows each, there and back")
-    print(
-        f"median of {repeats} {'ms':>7} {'ratio':>6} {'best':>8} {'CPU ms':>8} {'ratio':>6}"
-    )
+    head = f"median of {repeats} repeats"
+    print(f"{head:>20} {'ms':>8} {'ratio':>6} {'best':>8} {'CPU ms':>8} {'ratio':>6}")
     with World(RANKS, on="gloo", timeout_s=600) as world:
-        one, _ = (exchange_table(world, each * RANKS, repeats) for each in (1, 2))
-    ratio = min(one["all-to-all"], one["pairs"])
+        both = [exchange_table(world, each * RANKS, repeats) for each in (1, 2)]
+    ratio = max(min(each["all-to-all"], each["pairs"]) for each in both)
     verdict = "met" if ratio <= AIM else "not met"
-    print(f"with one expert a rank {ratio:.2f}; aim {AIM} or less: {verdict}")
+    print(f"dispatch + combine, the better way: {ratio:.2f}; aim {AIM} or less: {verdict}")
     torch.set_num_threads(1)
     straight = permutation_table()
     verdict = "met" if straight <= STRAIGHT else "not met"

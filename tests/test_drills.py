@@ -23,6 +23,7 @@ ROWS = {
     "07": [f"M{n:02}" for n in range(1, 15)],
     "08": [f"M{n:02}" for n in range(15, 30)],
     "10": [f"P{n:02}" for n in range(1, 14)],
+    "11": [f"E{n:02}" for n in range(1, 14)],
 }
 _HANDS = (rings_by_hand, memory_by_hand, moe_by_hand, pipeline_by_hand)
 BY_HAND = {row: answer for hand in _HANDS for row, answer in hand.ANSWERS.items()}

@@ -138,7 +138,7 @@ def test_route_tokens_draws_at_every_position():
 # --- Loads --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps", [1, 60, 61, 500])
+@pytest.mark.parametrize("steps", [1, 40, 41, 500])
 def test_areas_of_each_step_fill_the_height(steps):
     rng = np.random.default_rng(0)
     runs = {"a": rng.integers(1, 9, (steps, 8)), "b": rng.integers(1, 9, (steps, 8))}
@@ -148,7 +148,7 @@ def test_areas_of_each_step_fill_the_height(steps):
         assert [area.name for area in areas] == [f"expert {e}" for e in range(8)]
         assert {area.stackgroup for area in areas} == {f"panel {row}"}
         *at, end = areas[0].x
-        assert len(at) <= 60 and end > at[-1] and len(set(np.diff([*at, end]))) == 1
+        assert len(at) <= 40 and end > at[-1] and len(set(np.diff([*at, end]))) == 1
         shares = np.array([area.y for area in areas]).T
         assert shares.sum(axis=1) == pytest.approx(1)
         assert shares[:-1] == pytest.approx((table / table.sum(axis=1, keepdims=True))[at])

@@ -245,8 +245,7 @@ def models_that_fit(memory_bytes: float, setup: Setup) -> list[str]:
     """Names of the models of facts_models that train in so much memory per rank."""
     fits = []
     for name, model in MODELS.items():
-        lacks_adapters = setup.recipe.frozen_weights is not None and model.latent
-        if model.layers % setup.pp or lacks_adapters:
+        if model.layers % setup.pp:
             continue
         if peak_bytes(model, setup) <= memory_bytes:
             fits.append(name)

@@ -55,6 +55,13 @@ class Recipe:
         """Of a trained parameter."""
         return self.weights + self.gradients + self.optimizer
 
+    @property
+    def written(self) -> str:
+        """ "2 + 2 + 4 + 8 = 16": weights, gradients, master copies, moments."""
+        masters = self.master_weights + self.master_gradients
+        parts = (self.weights, self.gradients, masters, self.moments)
+        return f"{' + '.join(f'{n:.3g}' for n in parts)} = {self.bytes_per_parameter:.4g}"
+
 
 ADAM_MOMENTS = 2  # mean and variance of the gradient
 
@@ -124,27 +131,35 @@ def adapter_parameters(
     """Trained parameters of LoRA: rank (inputs + outputs) for each adapted matrix.
 
     targets: of "query", "key", "value", "output", "mlp" (all matrices of it)
-    Hu et al. 2021, section 4.2. Raises ValueError for an unknown target, for latent
-    attention, and for "mlp" with experts.
+    Hu et al. 2021, section 4.2. With latent attention (arXiv 2412.19437, section 2.1.1)
+    they stand beside the matrices that lead from the narrow vectors to the heads.
+    Raises ValueError for an unknown target, and for "mlp" with experts.
     """
     if rank < 1:
         raise ValueError(f"rank must be 1 or more, not {rank}")
-    if model.latent is not None:
-        raise ValueError(f"adapters for {model.name}'s latent attention are not modelled")
     if model.experts is not None and "mlp" in targets:
         raise ValueError(f'targets must not hold "mlp" for the experts of {model.name}')
-    h, kv, f = model.hidden, model.kv_heads * model.head_dim, model.mlp_hidden
-    sides = {
-        "query": h + h,
-        "key": h + kv,
-        "value": h + kv,
-        "output": h + h,
-        "mlp": (2 if model.gpt else 3) * (h + f),
-    }
+    mlp = (2 if model.gpt else 3) * (model.hidden + model.mlp_hidden)
+    sides = _attention_sides(model) | {"mlp": mlp}
     unknown = [t for t in targets if t not in sides]
     if unknown:
         raise ValueError(f"targets must be of {list(sides)}, not {unknown[0]!r}")
     return model.layers * rank * sum(sides[t] for t in targets)
+
+
+def _attention_sides(model: Model) -> dict[str, int]:
+    """Inputs + outputs of each projection of attention."""
+    h, latent = model.hidden, model.latent
+    if latent is None:
+        kv = model.kv_heads * model.head_dim
+        return {"query": h + h, "key": h + kv, "value": h + kv, "output": h + h}
+    query, heads = latent.plain_dim + latent.rope_dim, model.heads
+    return {
+        "query": latent.query_rank + heads * query,
+        "key": latent.kv_rank + heads * latent.plain_dim,
+        "value": latent.kv_rank + heads * latent.value_dim,
+        "output": heads * latent.value_dim + h,
+    }
 
 
 def state_bytes(recipe: Recipe, parameters: int, trained: int | None = None) -> dict:

@@ -39,6 +39,12 @@ def in_gb(nbytes: float) -> str:
     return write(nbytes / GB, "GB")
 
 
+def in_words(parts: Mapping[str, float], least_gb: float = 0.3) -> str:
+    """ "weights 16.1, logits 50.4": bytes by component in GB, smaller ones left out."""
+    sizes = {name: nbytes / GB for name, nbytes in parts.items()}
+    return ", ".join(f"{name} {gb:.1f}" for name, gb in sizes.items() if gb > least_gb)
+
+
 def training_memory(
     model: str = "Llama 3 8B",
     recipe: str = "bf16 Adam, fp32 master",
@@ -99,11 +105,7 @@ def recipe_memory(
     """
     chosen = named("model", MODELS, model)
     base = {"micro_batch": micro_batch, "sequence": sequence} | setup
-    rows = {
-        name: estimate(chosen, Setup(recipe, **base))
-        for name, recipe in RECIPES.items()
-        if recipe.frozen_weights is None or chosen.latent is None
-    }
+    rows = {name: estimate(chosen, Setup(r, **base)) for name, r in RECIPES.items()}
     tokens = f"{micro_batch} x {sequence or chosen.sequence:,} tokens"
     least = min(rows, key=lambda name: sum(rows[name].values()))
     text = f"Least: {least}, {in_gb(sum(rows[least].values()))}."

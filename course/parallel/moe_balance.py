@@ -46,7 +46,7 @@ def drop(routing: Routing, room: int) -> Routing:
 def switch_loss(
     routing: Routing, weight: float = 1e-2, *, load: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """weight * E * sum over experts of f * P: no less than `weight`, equal when balanced.
+    """weight * E * sum over experts of f * P: `weight` if balanced, up to E times that.
 
     f     share of the token copies that chose an expert: counted, so it has no gradient
     P     mean probability of the expert: here the gradient is

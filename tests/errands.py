@@ -177,3 +177,19 @@ def functional_in_halves():
     x = functional.all_reduce(torch.ones(8), "sum", half) + 1
     x = functional.all_gather_tensor(x, 0, half) + 1
     return functional.reduce_scatter_tensor(x, "sum", 0, half) + 1
+
+
+SIZES = [[1, 2, 0, 4], [0, 0, 0, 0], [3, 0, 5, 1], [7, 1, 1, 0]]  # rows, [from][to]
+
+
+def uneven_exchange():
+    me = dist.get_rank()
+    sends, receives = SIZES[me], [row[me] for row in SIZES]
+    rows = torch.ones(sum(sends), 3, dtype=torch.float64)
+    came = torch.empty(sum(receives), 3, dtype=torch.float64)
+    dist.all_to_all_single(came, rows, receives, sends)
+
+
+def exchange_of_lists():
+    rows = torch.ones(4, 5, dtype=torch.float64)
+    dist.all_to_all(list(torch.empty(4, 5).double().split(1)), list(rows.split(1)))

@@ -133,3 +133,37 @@ def test_after_a_recorded_run_collectives_work_as_before(world):
 
     world.run(errands.collectives, record=True)
     assert world.run(all_ranks_add_up).results == [[4.0, 4.0]] * 4
+
+
+def test_an_uneven_all_to_all_counts_what_each_rank_was_given(world):
+    """Row s of SIZES: what rank s gives to each; in an even ring they would be equal."""
+    sizes, item = errands.SIZES, 3 * FLOAT64
+    run = world.run(errands.uneven_exchange, record=True)
+    assert run.bytes_per_link == {
+        (s, d): rows * item
+        for s, line in enumerate(sizes)
+        for d, rows in enumerate(line)
+        if rows and s != d
+    }
+    columns = zip(*sizes, strict=True)
+    sent = tuple((sum(line) - line[r]) * item for r, line in enumerate(sizes))
+    received = tuple((sum(line) - line[r]) * item for r, line in enumerate(columns))
+    assert (run.bytes_sent, run.bytes_received) == (sent, received)
+    assert run.bytes_per_link == World(4).run(errands.uneven_exchange).bytes_per_link
+
+
+def test_an_all_to_all_of_lists_counts_its_tensors(world):
+    links = world.run(errands.exchange_of_lists, record=True).bytes_per_link
+    assert links == {(s, d): 5 * FLOAT64 for s in range(4) for d in range(4) if s != d}
+    assert links == World(4).run(errands.exchange_of_lists).bytes_per_link
+
+
+def test_bytes_per_link_are_those_of_sends_and_rings(world):
+    run = world.run(errands.ring_of_sends, 3, 1000, record=True)
+    assert run.bytes_per_link == {(r, (r + 1) % 4): 3000 * FLOAT64 for r in range(4)}
+    run = world.run(errands.collectives, record=True)
+    links = run.bytes_per_link
+    for rank in range(4):
+        out = sum(nbytes for (source, _), nbytes in links.items() if source == rank)
+        back = sum(nbytes for (_, target), nbytes in links.items() if target == rank)
+        assert (out, back) == (run.bytes_sent[rank], run.bytes_received[rank])

@@ -240,18 +240,24 @@ def placed(loads: Sequence[float], ranks: int) -> list[int]:
     return homes
 
 
+def replicas_of_hottest(loads: Sequence[float], more: int) -> list[int]:
+    """Experts of which to make so many more copies, each the hottest per copy then."""
+    if more < 0:
+        raise ValueError(f"more must be 0 or more, not {more}")
+    copies, made = [1] * len(loads), []
+    for _ in range(more):
+        made.append(max(range(len(loads)), key=lambda e: loads[e] / copies[e]))
+        copies[made[-1]] += 1
+    return made
+
+
 def replicated(loads: Sequence[float], more: int) -> np.ndarray:
-    """Loads after so many more copies of experts, each of the one hottest per copy then.
+    """Loads after so many more copies of experts, see `replicas_of_hottest`.
 
     The first E are the experts' own, the others the replicas' in the order of their
     making; copies of one expert share its load evenly. For training, replicas' gradients
     must be summed besides.
     """
-    if more < 0:
-        raise ValueError(f"more must be 0 or more, not {more}")
-    copies, made = [1] * len(loads), []
-    for _ in range(more):
-        hottest = max(range(len(loads)), key=lambda e: loads[e] / copies[e])
-        copies[hottest] += 1
-        made.append(hottest)
-    return np.array([loads[e] / copies[e] for e in [*range(len(loads)), *made]])
+    experts = [*range(len(loads)), *replicas_of_hottest(loads, more)]
+    copies = np.bincount(experts)
+    return np.array([loads[e] / copies[e] for e in experts])

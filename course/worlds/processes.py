@@ -110,6 +110,9 @@ def _recorded(outcomes: list[Returned]) -> dict:
         "_spans": merge(traces, start_ns, "spans"),
         "_bytes_sent": tuple(trace.sent for trace in traces),
         "_bytes_received": tuple(trace.received for trace in traces),
+        "_bytes_per_link": {
+            (rank, to): n for rank, t in enumerate(traces) for to, n in t.sent_to.items()
+        },
     }
 
 

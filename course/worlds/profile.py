@@ -33,6 +33,7 @@ METHODS = (
     *("gather", "scatter", "alltoall", "alltoall_base", "all_to_all_single"),
     *("send", "recv", "recv_anysource"),
 )
+EXCHANGES = ("alltoall", "alltoall_base", "all_to_all_single")
 # The functional collectives, which DTensor uses, do not go through those methods.
 FUNCTIONS = (
     *("all_reduce", "all_gather_tensor", "reduce_scatter_tensor", "broadcast"),
@@ -129,7 +130,9 @@ def _replace(undo, owner, name, marked):
 def _marked_method(call):
     @functools.wraps(call)
     def marked(group, *args, **kwargs):
-        with record_function(_marker(group, [*args, *kwargs.values()])):
+        given = [*args, *kwargs.values()]
+        moves = _exchanged(group, *given[:4]) if call.__name__ in EXCHANGES else None
+        with record_function(_marker(group, given, moves)):
             return call(group, *args, **kwargs)
 
     return marked
@@ -156,12 +159,31 @@ def _is_group(value) -> bool:
     return pair or isinstance(value, (dist.ProcessGroup, meshes))
 
 
-def _marker(group, args) -> str:
+def _marker(group, args, moves=None) -> str:
     facts = {
         "ranks": dist.get_process_group_ranks(group),
         "bytes": max([0, *map(_nbytes, args)]),
+        "moves": moves,
     }
     return MARKER + json.dumps(facts)
+
+
+def _exchanged(group, outputs, inputs, receives=(), sends=()) -> list:
+    """[source, destination, bytes] of this rank in an all-to-all, which names its sizes."""
+    me = group.rank()
+    out, back = _parts(group, inputs, sends), _parts(group, outputs, receives)
+    return [[me, r, n] for r, n in enumerate(out) if r != me] + [
+        [r, me, n] for r, n in enumerate(back) if r != me
+    ]
+
+
+def _parts(group, given, rows) -> list[int]:
+    """Bytes for each rank: a list of tensors, or one that is cut into so many rows each."""
+    if not isinstance(given, torch.Tensor):
+        return [_nbytes(part) for part in given]
+    if not isinstance(rows, (list, tuple)) or not rows:  # not given: in equal parts
+        return [_nbytes(given) // group.size()] * group.size()
+    return [n * given[:1].numel() * given.element_size() for n in rows]
 
 
 def _nbytes(value) -> int:

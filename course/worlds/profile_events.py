@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field, replace
 
 from course.costs.traffic import traffic
@@ -91,16 +91,21 @@ class Trace:
 
     events:    times since `origin_ns`, which is by this machine's clock
     spans:     likewise, of what the rank's code named
-    sent:      bytes this rank sent. For send: what was sent. For a collective: what a
-               ring would send, since gloo and NCCL do not tell what they did
-    received:  likewise
+    sent_to:   {rank: bytes} this rank sent. For a send and an all-to-all: what was given
+               to be sent. For other collectives: what a ring would send, since gloo and
+               NCCL do not tell what they did
+    received:  bytes that came, likewise
     """
 
     events: tuple[Event, ...]
     spans: tuple[Event, ...]
-    sent: int
+    sent_to: dict[int, int]
     received: int
     origin_ns: int
+
+    @property
+    def sent(self) -> int:
+        return sum(self.sent_to.values())
 
 
 def read(seen: list[Seen], rank: int, world: list[int], origin_ns: int = 0) -> Trace:
@@ -109,12 +114,14 @@ def read(seen: list[Seen], rank: int, world: list[int], origin_ns: int = 0) -> T
     marks = [s for s in seen if s.name.startswith(MARKER)]
     calls = [_call(call, marks, rank, world) for call in seen if _kind(call)]
     talk = _with_works(calls, seen)
-    sent, received = 0, 0
-    for event, ranks in talk:
-        out, back = _moved(event, ranks)
-        sent, received = sent + out, received + back
-    events = [event for event, _ in talk] + _compute(seen, rank)
-    return Trace(tuple(events), _spans(seen, rank), sent, received, origin_ns)
+    sent_to, received = Counter(), 0
+    for event, ranks, moves in talk:
+        for source, target, nbytes in _moved(event, ranks, moves):
+            sent_to[target] += nbytes if source == rank else 0
+            received += nbytes if target == rank else 0
+    events = [event for event, *_ in talk] + _compute(seen, rank)
+    sent_to = {r: nbytes for r, nbytes in sorted(sent_to.items()) if nbytes}
+    return Trace(tuple(events), _spans(seen, rank), sent_to, received, origin_ns)
 
 
 def merge(traces: list[Trace], start_ns: int, kind: str = "events") -> tuple[Event, ...]:
@@ -150,7 +157,7 @@ def _kind(span: Seen):
 
 
 def _call(call: Seen, marks: list[Seen], rank: int, world: list[int]):
-    """(event without its real times, ranks of its group, names of its work, works)."""
+    """(event without its real times, (ranks of its group, moves), names of work, works)."""
     name, works, at = _kind(call)
     around = [mark for mark in marks if mark.holds(call)]
     facts = json.loads(around[-1].name[len(MARKER) :]) if around else {}
@@ -161,22 +168,22 @@ def _call(call: Seen, marks: list[Seen], rank: int, world: list[int]):
     event = _event(call, rank, "communication", name, nbytes, peer)
     # gloo reduces a list of pieces one by one
     count = len(ranks) if call.name == "c10d::reduce_scatter_" else 1
-    return event, ranks, works, count
+    return event, (ranks, facts.get("moves")), works, count
 
 
 def _with_works(calls, seen: list[Seen]):
-    """(event, ranks) for each call, with the times and the bytes of its work."""
+    """(event, ranks, moves) for each call, with the times and the bytes of its work."""
     waiting = defaultdict(deque)
     for span in _works(seen):
         waiting[span.work].append(span)
     found = []
-    for event, ranks, names, count in calls:
+    for event, (ranks, moves), names, count in calls:
         queue = next((waiting[name] for name in names if waiting[name]), None)
         if queue:
             many = count if queue[0].work == "all_reduce" else 1
             works = [queue.popleft() for _ in range(min(many, len(queue)))]
             event = _as_worked(event, works, ranks)
-        found.append((event, ranks))
+        found.append((event, ranks, moves))
     return found
 
 
@@ -200,17 +207,16 @@ def _works(seen: list[Seen]) -> list[Seen]:
     return [replace(w, start_ns=k.start_ns, end_ns=k.end_ns) for w, k in pairs]
 
 
-def _moved(event: Event, ranks: list[int]) -> tuple[int, int]:
-    """Bytes that this rank sent and received in one event."""
+def _moved(event: Event, ranks: list[int], moves: list | None) -> list:
+    """(source, destination, bytes) of one event, in ranks of the world."""
     if event.name == "send":
-        return event.bytes, 0
+        return [(event.rank, event.peer, event.bytes)]
     if event.name == "recv":
-        return 0, event.bytes
-    me = ranks.index(event.rank)
+        return [(event.peer, event.rank, event.bytes)]
     root = ranks.index(event.peer) if event.peer is not None else 0
-    moves = list(traffic(event.name, "ring", len(ranks), event.bytes, root))
-    sent = sum(size for source, _, size in moves if source == me)
-    return sent, sum(size for _, target, size in moves if target == me)
+    if moves is None:
+        moves = traffic(event.name, "ring", len(ranks), event.bytes, root)
+    return [(ranks[source], ranks[target], nbytes) for source, target, nbytes in moves]
 
 
 def _event(span: Seen, rank: int, lane: str, name: str, nbytes=0, peer=None) -> Event:

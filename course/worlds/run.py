@@ -178,9 +178,10 @@ class Run:
     def bytes_per_link(self) -> dict[tuple[int, int], int]:
         """Bytes from one rank to another, {(source, destination): bytes}.
 
-        The messages of built-in collectives are in it too.
+        The messages of built-in collectives are in it too: on real ranks all-to-alls with
+        the sizes that they were given, others as a ring would send them.
         """
-        return self._metered("bytes_per_link", 'only World(..., on="simulated") sees it')
+        return self._metered("bytes_per_link", "run it with record=True")
 
     def __repr__(self) -> str:
         return f"Run({self.world}, {self.ranks} ranks, {self.seconds:.3g} s)"

@@ -149,7 +149,11 @@ def test_an_uneven_all_to_all_counts_what_each_rank_was_given(world):
     sent = tuple((sum(line) - line[r]) * item for r, line in enumerate(sizes))
     received = tuple((sum(line) - line[r]) * item for r, line in enumerate(columns))
     assert (run.bytes_sent, run.bytes_received) == (sent, received)
-    assert run.bytes_per_link == World(4).run(errands.uneven_exchange).bytes_per_link
+    simulated = World(4).run(errands.uneven_exchange)
+    assert run.bytes_per_link == simulated.bytes_per_link
+    for rank, line in enumerate(sizes):
+        given = [e.bytes for e in talk(run, rank, "all_to_all")]
+        assert given == [e.bytes for e in talk(simulated, rank)] == [sum(line) * item]
 
 
 def test_an_all_to_all_of_lists_counts_its_tensors(world):

@@ -33,7 +33,7 @@ def traffic(
     for a matrix that is not square, an unknown `by`, or more ranks than the cluster has;
     NotMetered for a run whose messages were not seen.
     """
-    matrix = link_matrix(sent) if isinstance(sent, Run) else _checked(sent)
+    matrix = link_matrix(sent) if isinstance(sent, Run) else checked(sent)
     if by not in ("rank", "node"):
         raise ValueError(f'by must be "rank" or "node", not {by!r}')
     if cluster is not None and cluster.ranks < len(matrix):
@@ -66,7 +66,7 @@ def by_node(matrix: np.ndarray, cluster: Cluster | None) -> np.ndarray:
     return total
 
 
-def _checked(sent) -> np.ndarray:
+def checked(sent) -> np.ndarray:
     matrix = np.asarray(sent, dtype=float)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"sent must be a square matrix, not of shape {matrix.shape}")
@@ -75,9 +75,15 @@ def _checked(sent) -> np.ndarray:
     return matrix
 
 
+def unit_of(largest: float) -> tuple[str, int]:
+    """The largest unit that is no larger, with its bytes."""
+    unit = next((u for u, size in UNITS.items() if largest >= size), "B")
+    return unit, UNITS[unit]
+
+
 def _heatmap(matrix: np.ndarray, by: str, title: str | None) -> go.Figure:
-    unit = next((u for u, size in UNITS.items() if matrix.max(initial=0) >= size), "B")
-    shown = matrix / UNITS[unit]
+    unit, size = unit_of(matrix.max(initial=0))
+    shown = matrix / size
     if by == "rank":
         np.fill_diagonal(shown, np.nan)
     side = 300 if len(matrix) <= 4 else 420
@@ -89,9 +95,9 @@ def _heatmap(matrix: np.ndarray, by: str, title: str | None) -> go.Figure:
         zmin=0,
         zmax=np.nanmax(shown, initial=0) or 1,
         colorscale=theme.AMOUNTS,
-        text=_cell_texts(shown) if len(matrix) <= MOST_NUMBERS else None,
+        text=cell_texts(shown) if len(matrix) <= MOST_NUMBERS else None,
         texttemplate="%{text}" if len(matrix) <= MOST_NUMBERS else None,
-        hovertext=_hover(matrix, by),
+        hovertext=hover(matrix, by),
         hoverinfo="text",
         hoverongaps=False,
         xgap=1,
@@ -112,7 +118,7 @@ def _with_axes(figure: go.Figure, n: int, by: str) -> go.Figure:
     return figure
 
 
-def _cell_texts(shown: np.ndarray) -> list[list[str]]:
+def cell_texts(shown: np.ndarray) -> list[list[str]]:
     """Numbers for what moved; cells of zero bytes and the blank diagonal stay empty."""
     return [["" if np.isnan(v) or v == 0 else _short(v) for v in row] for row in shown]
 
@@ -121,7 +127,7 @@ def _short(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _hover(matrix: np.ndarray, by: str) -> list[list[str]]:
+def hover(matrix: np.ndarray, by: str) -> list[list[str]]:
     sends, receives = matrix.sum(axis=1), matrix.sum(axis=0)
     return [
         [

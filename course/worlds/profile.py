@@ -130,8 +130,9 @@ def _replace(undo, owner, name, marked):
 def _marked_method(call):
     @functools.wraps(call)
     def marked(group, *args, **kwargs):
-        given = [*args, *kwargs.values()]
-        moves = _exchanged(group, *given[:4]) if call.__name__ in EXCHANGES else None
+        given, moves = [*args, *kwargs.values()], None
+        if call.__name__ in EXCHANGES:  # what this rank gives, and each piece's way
+            given, moves = given[1:2], _exchanged(group, *given[:4])
         with record_function(_marker(group, given, moves)):
             return call(group, *args, **kwargs)
 

@@ -21,6 +21,7 @@ from course.checks import (
     lab_01,
     lab_03,
     lab_05,
+    lab_06,
     lab_11,
 )
 from course.checks.exercise import Exercise
@@ -39,6 +40,7 @@ _HOMES = (
     lab_01,
     lab_03,
     lab_05,
+    lab_06,
     lab_11,
 )
 _ALL = {e.name: e for home in _HOMES for e in home.EXERCISES}

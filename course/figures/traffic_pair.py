@@ -25,7 +25,7 @@ def traffic_pair(
     cluster: Cluster | None = None,
     title: str = "",
 ) -> tuple[go.Figure, str]:
-    """Bytes from each rank (row) to each rank (column), both matrices [source, destination].
+    """Bytes from each rank (row) to each rank (column), twice: [source, destination].
 
     cluster: draws the borders between nodes. Diagonals stay blank and do not count.
     Raises ValueError for matrices that are not square, or not of the same size.

@@ -6,8 +6,15 @@ from torch import nn
 
 from course.costs.activations import layer_bytes
 from course.facts_models import gpt
-from course.parallel.gpt_dropout import DropoutGpt, DropoutLayer, fused_scores, whole_scores
+from course.parallel.gpt_dropout import (
+    DropoutGpt,
+    DropoutLayer,
+    adamw_steps,
+    fused_scores,
+    whole_scores,
+)
 from course.parallel.kept import kept_by, kept_bytes
+from course.parallel.lora import Adapted
 
 
 def test_a_storage_counts_once_and_weights_do_not():
@@ -42,3 +49,27 @@ def test_a_whole_gpt_has_the_parameters_of_its_shape():
     model = DropoutGpt(shape)
     assert sum(p.numel() for p in model.parameters()) == shape.parameters
     assert model(torch.zeros(2, 16, dtype=torch.long)).shape == (2, 16, 101)
+
+
+def test_the_loop_trains_and_leaves_no_gradients():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 11))
+    tokens = torch.arange(10).view(2, 5)
+    loss = lambda: nn.functional.cross_entropy(
+        model(tokens).flatten(0, 1), tokens.flatten()
+    )
+    before = loss().item()
+    adamw_steps(model, tokens, 20)
+    assert loss().item() < before - 0.02
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_an_adapter_changes_nothing_at_first_and_alone_is_trained():
+    base = nn.Linear(6, 4)
+    adapted, x = Adapted(base, 2), torch.randn(3, 6)
+    assert torch.equal(adapted(x), base(x))
+    trained = {name for name, p in adapted.named_parameters() if p.requires_grad}
+    assert trained == {"a.weight", "b.weight"}
+    nn.init.ones_(adapted.b.weight)
+    low_rank = adapted.b.weight @ adapted.a.weight  # [4, 6]
+    torch.testing.assert_close(adapted(x), x @ (base.weight + low_rank).T + base.bias)

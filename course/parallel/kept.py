@@ -8,7 +8,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 
-def kept_by(function: Callable, weights: Iterable[torch.Tensor] = ()) -> dict:
+def kept_by(function, weights=()) -> dict:
     """The storages that forward, function(), keeps: {address: storage}, in that order.
 
     A storage counts once, however many tensors look at it; those of `weights` not at all.

@@ -90,7 +90,7 @@ def batches(task: Task) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     A target is the token, moved by a matrix of its cluster: experts have what to learn.
     """
     numbers = torch.Generator().manual_seed(0)
-    shares = torch.tensor(popularity(task.experts, task.skew))
+    shares = torch.tensor(popularity(task.experts, task.skew), device="cpu")
     middle, device = centres(task), torch.get_default_device()
     maps = [fresh(task.hidden, task.hidden, seed=("map", i)) for i in range(task.experts)]
     maps = 2 * torch.stack(maps).cpu().to(WIDE)

@@ -1,6 +1,8 @@
 """The stack of chapter 08, and the rows of text that the chapter prints."""
 
 import pytest
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from course import World
 from course.costs.recipes import BF16_ADAM
@@ -11,9 +13,11 @@ from course.parallel.zero_stack import (
     STAGE,
     WAYS,
     BlocksAndRoot,
+    accumulate,
     stack,
     train_stack,
     two_layers,
+    widths_at_rest,
 )
 
 AT_ONCE = {
@@ -36,6 +40,22 @@ def test_each_way_calls_its_own_collectives(way):
 
 def test_each_stage_is_one_of_the_ways():
     assert set(STAGE) < set(WAYS)
+
+
+@pytest.mark.parametrize(
+    "stage, reduce, gathers, reductions",
+    [(2, "last", 1, 1), (2, "each", 1, 2), (3, "last", 24, 6), (3, "each", 24, 12)],
+)
+def test_two_micro_batches_are_reduced_once_or_each(stage, reduce, gathers, reductions):
+    run = World(2).run(accumulate, 1, stage, reduce, 2)
+    calls = collectives_in_short(run).split()
+    assert (calls.count("AG"), calls.count("RS")) == (gathers, reductions)
+
+
+def test_shards_have_the_dtype_that_the_model_was_created_in():
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    assert World(2).run(widths_at_rest, torch.float32, policy).results[0] == [4, 4, 4, 4]
+    assert World(2).run(widths_at_rest, torch.bfloat16, policy).results[0] == [2, 2, 2, 2]
 
 
 def numel(model):

@@ -7,12 +7,13 @@ equally large. Each rank trains it on the same ones, and nothing is learned.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from course.parallel.zero import Zero1, Zero2, Zero3
 
@@ -27,6 +28,12 @@ def two_layers() -> nn.Sequential:
     torch.manual_seed(0)
     layers = nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False)
     return nn.Sequential(*layers).double()
+
+
+def ten_batches() -> torch.Tensor:
+    """For `two_layers`, [10, 2, 8, 4]: ten steps, x and y, eight rows, four columns."""
+    random = torch.Generator().manual_seed(1)
+    return torch.randn(10, 2, 8, 4, generator=random, dtype=torch.double)
 
 
 class BlocksAndRoot(nn.Module):
@@ -99,10 +106,43 @@ WAYS = {
 STAGE = {"plain": 0, "ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3": 3, "FSDP2": 3}
 
 
-def train_stack(steps: int, way: str, width: int = 24, depth: int = 6) -> None:
-    """Build the stack on this rank, and train it in one of WAYS."""
+def train_stack(
+    steps: int, way: str, width: int = 24, depth: int = 6, rows: int = 1
+) -> None:
+    """Build the stack on this rank, and train it in one of WAYS on a batch of ones."""
     model = stack(width, depth)
     finish = WAYS[way](model)
     for _ in range(steps):
-        model(torch.ones(1, width)).sum().backward()
+        model(torch.ones(rows, width)).sum().backward()
         finish()
+
+
+def accumulate(steps: int, stage: int, reduce: str, micro_batches: int = 4) -> None:
+    """Train the stack with several micro-batches a step, under stage 2 or 3.
+
+    reduce: "each" micro-batch, or the "last" one only, all others in `no_sync`
+    """
+    model = stack(24, 6)
+    zero = Zero3(model, blocks=model) if stage == 3 else Zero2(model)
+    for number in range(micro_batches * steps):
+        last = (number + 1) % micro_batches == 0
+        with nullcontext() if last or reduce == "each" else zero.no_sync():
+            model(torch.ones(1, 24)).sum().backward()
+        if last:
+            zero.step()
+
+
+def widths_at_rest(dtype: torch.dtype, policy: MixedPrecisionPolicy) -> list[int]:
+    """Bytes an element of a weight's shard, its gradient, its two moments, under FSDP2.
+
+    dtype: in which the model is created
+    """
+    model = stack(24, 6).to(dtype)
+    for part in (*model, model):
+        fully_shard(part, mp_policy=policy)
+    adam = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 24, dtype=dtype)).sum().backward()
+    adam.step()
+    weight = model[0].weight
+    moments = adam.state[weight]["exp_avg"], adam.state[weight]["exp_avg_sq"]
+    return [tensor.to_local().itemsize for tensor in (weight, weight.grad, *moments)]

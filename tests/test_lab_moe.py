@@ -212,7 +212,9 @@ def test_two_matrices_share_a_scale():
     assert words == (
         "Predicted 45 KiB between ranks, measured 90 KiB. Rank 0 receives most, 24 KiB."
     )
-    figure, _ = traffic_pair(measured, measured, cluster=uniform(4, 1e-6, 1e9))
+    figure, _ = traffic_pair(
+        measured, measured, cluster=uniform(4, latency_s=1e-6, bytes_per_s=1e9)
+    )
     with pytest.raises(ValueError, match="measured must have the shape of predicted"):
         traffic_pair(measured, measured[:2, :2])
 

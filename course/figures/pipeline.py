@@ -6,7 +6,7 @@ and stands beside the closed formula.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 import plotly.graph_objects as go
@@ -85,6 +85,20 @@ def schedule_timeline(timeline: Timeline, title: str = "") -> tuple[go.Figure, s
     return figure, _words(timeline)
 
 
+def timelines_under_names(
+    lines: Mapping[str, Timeline], title: str
+) -> tuple[go.Figure, str]:
+    """One or two timelines under names of one's own: nothing tells what they are.
+
+    Raises ValueError where there are more, or none.
+    """
+    if not 1 <= len(lines) <= 2:
+        raise ValueError(f"lines must be one timeline or two, not {len(lines)}")
+    panels = [Panel(f"<b>{name}</b>", boxes_of(line)) for name, line in lines.items()]
+    idle = (f"{name} {_percent(t.bubble_of_total())}" for name, t in lines.items())
+    return draw(title, panels, {}), f"Idle time of the total: {', '.join(idle)}."
+
+
 def measured_and_predicted(
     spans: Iterable[Span], timeline: Timeline, title: str = ""
 ) -> tuple[go.Figure, str]:
@@ -127,8 +141,8 @@ def _size(schedule: Schedule) -> str:
     return said if schedule.chunks == 1 else f"{said}, {schedule.chunks} chunks a rank"
 
 
-def _many(count: int, one: str, several: str) -> str:
-    return f"{count} {one if count == 1 else several}"
+def _many(count: float, one: str, several: str) -> str:
+    return f"{write(count)} {one if count == 1 else several}"
 
 
 def _percent(share: float) -> str:
@@ -165,7 +179,7 @@ def _words(timeline: Timeline) -> str:
     said = [
         f"All done after {write_seconds(timeline.makespan_s)}; "
         f"the average rank works {write_seconds(timeline.busy_s.mean())} of it.",
-        f"Rank {held.index(max(held))} holds the most: {write(max(held))} micro-batches.",
+        _most(held),
     ]
     span, total = timeline.bubble_of_span(), timeline.bubble_of_total()
     if abs(span - total) > 5e-4:
@@ -177,14 +191,22 @@ def _words(timeline: Timeline) -> str:
     return " ".join(said)
 
 
+def _most(held: list[float]) -> str:
+    count = _many(max(held), "micro-batch", "micro-batches")
+    if min(held) == max(held):
+        return f"Each rank holds {count} at most."
+    return f"Rank {held.index(max(held))} holds the most: {count}."
+
+
 def _unlike(first: str, second: str) -> tuple[str, str]:
     return (first, second) if first != second else (first, f"{second}, below")
 
 
 def _difference(first: Timeline, second: Timeline) -> str:
-    ratio = second.makespan_s / first.makespan_s
+    ratio = f"{second.makespan_s / first.makespan_s:.3g}"
     took = [f"{t.schedule.name} {write_seconds(t.makespan_s)}" for t in (first, second)]
-    return f"{took[0]}, {took[1]}: {ratio:.3g} times as long."
+    said = "equally long" if ratio == "1" else f"{ratio} times as long"
+    return f"{took[0]}, {took[1]}: {said}."
 
 
 # --- The closed formula ---------------------------------------------------------------

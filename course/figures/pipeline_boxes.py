@@ -141,3 +141,8 @@ def spans_of(named_spans: Iterable) -> list[Span]:
         for e, found in named
         if found
     ]
+
+
+def bubble_of_run(run) -> float:
+    """Idle share of all ranks' time in the pipeline's work that a run has recorded."""
+    return boxes_from_spans(spans_of(run.spans), ranks=run.ranks).bubble_of_total

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import mse_loss
 
+from course.parallel.pipeline import Pipeline
 from course.parallel.pipeline_versions import schedule_of, step_of
 from course.parallel.schedule_time import Times
 from course.parallel.schedules import (
@@ -66,6 +67,22 @@ def step_asleep(way: str, micro_batches: int, times: Times, chunks: int = 1) -> 
     step = begin_asleep(way, micro_batches, times, chunks)
     dist.barrier()
     step()
+
+
+def sleep_through(schedule: Schedule, times: Times) -> int:
+    """One step of any schedule, by our executor. Returns the most forwards held at once.
+
+    times: of one stage, whatever the chunks: see `Times.divided`
+    """
+    me, data = dist.get_rank(), torch.ones(schedule.micro_batches, WIDTH)
+    mine = {
+        s: SleepStage(*seconds_of_stage(times, s))
+        for s, owner in enumerate(schedule.owner)
+        if owner == me
+    }
+    pipeline = Pipeline(mine, schedule, mse_loss, like=data[:1])
+    pipeline.step(data, data)
+    return pipeline.most_held
 
 
 def slept(run: Run, schedule: Schedule) -> list[tuple[int, str, int, int, float, float]]:

@@ -255,6 +255,23 @@ def test_any_collective(ranks, numbers, name):
         assert {e.bytes for e in result.events} == {size}
 
 
+def test_an_uneven_all_to_all_between_nodes_waits_for_its_busiest_port():
+    """Ten numbers inside a node or between nodes; two ranks of a node share a card."""
+    inside = [[0, 10, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
+    outside = [[0, 0, 10, 1], [0, 0, 0, 3], [0, 0, 0, 0], [0, 0, 0, 0]]
+    cluster, steps_s = servers(2, 2, 1), 2 * ALPHA + NIC.latency_s
+    found = [run(cluster, timed.uneven_all_to_all, s).seconds for s in (inside, outside)]
+    assert found[0] == close(steps_s + 8 * max(10 / B, 1 / NIC.bytes_per_s))
+    assert found[0] < found[1]
+    assert found[1] == close(steps_s + 8 * 14 / NIC.bytes_per_s)
+
+
+def test_an_uneven_all_to_all_of_some_ranks_uses_their_ports():
+    cluster = servers(3, 2, 1)
+    result = run(cluster, timed.uneven_all_to_all_of, [2, 5], [[0, 7], [4, 0]])
+    assert result.seconds == close(NIC.latency_s + 8 * 7 / NIC.bytes_per_s)
+
+
 @few_examples
 @given(data=some.data(), ranks=some.integers(2, 4))
 def test_any_uneven_all_to_all(data, ranks):

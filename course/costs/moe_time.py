@@ -19,8 +19,12 @@ from course.costs.topology import Cluster
 # --- Exchanges ----------------------------------------------------------------------------
 
 
-def exchange_seconds(cluster: Cluster, matrix: np.ndarray) -> float:
+def exchange_seconds(
+    cluster: Cluster, matrix: np.ndarray, members: Sequence[int] | None = None
+) -> float:
     """Seconds of one all-to-all with these bytes, [source, destination].
+
+    members: their ranks in the cluster; None: the first ones
 
     n - 1 latencies, then the port that carries most. A lower bound: traffic inside and
     between nodes overlaps, and no message waits for another's port in vain. With equal
@@ -29,15 +33,16 @@ def exchange_seconds(cluster: Cluster, matrix: np.ndarray) -> float:
     ranks = len(matrix)
     if ranks == 1:
         return 0.0
-    node, nodes = cluster.node, cluster.node_of(ranks - 1) + 1
+    who = range(ranks) if members is None else members
+    node, nodes = cluster.node, len({cluster.node_of(r) for r in who})
     outside = nodes - 1
     latency_s = outside * node.nic.latency_s + (ranks - nodes) * node.fabric.latency_s
-    return latency_s + max(_port_seconds(cluster, matrix).values())
+    return latency_s + max(_port_seconds(cluster, matrix, members).values())
 
 
-def _port_seconds(cluster: Cluster, matrix: np.ndarray) -> dict:
+def _port_seconds(cluster: Cluster, matrix: np.ndarray, members=None) -> dict:
     wires = {"gpu": cluster.node.fabric, "nic": cluster.node.nic}
-    through = port_bytes(cluster, matrix)
+    through = port_bytes(cluster, matrix, members)
     return {p: n / wires[p[0].split()[0]].bytes_per_s for p, n in through.items()}
 
 

@@ -176,28 +176,32 @@ def routed_matrix(
     return matrix * token_bytes
 
 
-def port_bytes(cluster: Cluster, matrix: np.ndarray) -> dict[Port, float]:
+def port_bytes(
+    cluster: Cluster, matrix: np.ndarray, members: Sequence[int] | None = None
+) -> dict[Port, float]:
     """Bytes through each port of the cluster that the exchange uses, see `Cluster.ports`.
 
-    matrix: [source, destination]; the diagonal stays where it is and counts nothing
+    matrix:  [source, destination]; the diagonal stays where it is and counts nothing
+    members: the ranks in the cluster, in the matrix' order; None: the first ones
     """
     n = len(matrix)
     if n > cluster.ranks:
         raise ValueError(f"cluster must have {n} ranks or more, not {cluster.ranks}")
-    homes = np.array([cluster.node_of(r) for r in range(n)])
+    members = range(n) if members is None else members
+    homes = np.array([cluster.node_of(r) for r in members])
     near = homes[:, None] == homes
     moved = np.asarray(matrix, float) * ~np.eye(n, dtype=bool)
     inside, outside = moved * near, moved * ~near
     through: dict[Port, float] = {}
-    for rank in range(n):
-        if near[rank].sum() > 1:
-            through["gpu out", rank] = float(inside[rank].sum())
-            through["gpu in", rank] = float(inside[:, rank].sum())
-        if not near[rank].all():
+    for i, rank in enumerate(members):
+        if near[i].sum() > 1:
+            through["gpu out", rank] = float(inside[i].sum())
+            through["gpu in", rank] = float(inside[:, i].sum())
+        if not near[i].all():
             card = cluster.nic_of(rank)
             for way, nbytes in (
-                ("out", outside[rank].sum()),
-                ("in", outside[:, rank].sum()),
+                ("out", outside[i].sum()),
+                ("in", outside[:, i].sum()),
             ):
                 port = (f"nic {way}", *card)
                 through[port] = through.get(port, 0.0) + float(nbytes)

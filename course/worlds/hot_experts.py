@@ -42,7 +42,7 @@ def begin_hot(
     for _ in range(train):
         step()
         error = step.error.item()
-    moe, mine = step.model.moe, my_tokens(task)
+    moe, mine = step.model.moe, my_tokens(task).requires_grad_()  # as after other layers
     moe.experts = SleepExperts(moe.experts, 0.0)
 
     def layer_step() -> torch.Tensor:

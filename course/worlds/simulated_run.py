@@ -22,6 +22,7 @@ from course.worlds.simulated_calls import (
     readers_line,
 )
 from course.worlds.simulated_clock import Clockwork
+from course.worlds.simulated_exchange import size_of, uneven_seconds
 from course.worlds.simulated_loss import loss_is_parallel, set_loss_parallel
 from course.worlds.simulated_network import Network
 from course.worlds.simulated_streams import Stream
@@ -217,8 +218,10 @@ class Simulation:
 
     def _start_collective(self, calls: list[Call]) -> None:
         ports, seconds = self.collective_cost(
-            calls[0].group.shared, calls[0].kind, _size(calls)
+            calls[0].group.shared, calls[0].kind, size_of(calls)
         )
+        uneven_s = uneven_seconds(self.cluster, calls)
+        seconds = seconds if uneven_s is None else uneven_s
         ready_s = max(c.clock_s for c in calls)
         self.network.submit(
             ready_s, ports, seconds, seconds, partial(self._end_collective, calls)
@@ -281,16 +284,3 @@ class Simulation:
                 )
             if shared.not_made_by() and self.clock.ranks == self.ranks:
                 raise Mismatch(reports.not_made(shared), shared.not_made_by()[0])
-
-
-def _size(calls: list[Call]) -> float:
-    """M of the collective. For an uneven all-to-all: that of the busiest rank."""
-    if calls[0].kind != "all_to_all":
-        return calls[0].nbytes
-    n, width = len(calls), calls[0].dtype.itemsize
-    if n == 1:
-        return 0
-    busiest = max(
-        sum(splits) - splits[r] for r, call in enumerate(calls) for splits in call.splits
-    )
-    return busiest * width * n / (n - 1)

@@ -105,3 +105,13 @@ def uneven_all_to_all(splits):
     receives = [row[me()] for row in splits]
     x, y = _buffer(8 * sum(sends)), _buffer(8 * sum(receives))
     dist.all_to_all_single(y, x, receives, sends)
+
+
+def uneven_all_to_all_of(ranks, splits):
+    """The same among some ranks, splits by their order."""
+    group = dist.new_group(ranks)
+    if me() in ranks:
+        mine = ranks.index(me())
+        sends, receives = splits[mine], [row[mine] for row in splits]
+        x, y = _buffer(8 * sum(sends)), _buffer(8 * sum(receives))
+        dist.all_to_all_single(y, x, receives, sends, group=group)

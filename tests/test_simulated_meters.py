@@ -124,6 +124,18 @@ def tied():
     return sum(p.numel() for p in nn.Sequential(a, b).parameters())
 
 
+def replaced():
+    x = torch.zeros(1_000_000)
+    x = x + 1  # both are there while it runs
+    return x.sum()
+
+
+def test_the_curve_reaches_the_peak_while_the_operation_runs():
+    run = World(1, memory=True, compute="roofline").run(replaced)
+    curve = run.memory_curve[0]
+    assert max(nbytes for _, nbytes in curve) == run.peak_bytes[0] == 8_000_000
+
+
 def test_a_tied_parameter_is_held_once():
     run = World(1, memory=True, compute="roofline").run(tied)
     live = [size for _, size in run.memory_curve[0]]

@@ -95,13 +95,13 @@ class RankMeter(TorchDispatchMode):
             with torch._C._DisableTorchDispatch():
                 return operation(*args, **kwargs)
         out = operation(*args, **kwargs)
+        if self.memory is not None:
+            self.memory.see(out)  # a result has its memory from the operation's start
         if operation.namespace in ("c10d", "_c10d_functional", "_dtensor"):
             if self.fake:
                 self.fake.collective(operation, args, out)
         elif self.gpu is not None and not is_free(operation):
             self._charge(operation, args, kwargs, out)
-        if self.memory is not None:
-            self.memory.see(out)
         return out
 
     def _charge(self, operation, args, kwargs, out) -> None:

@@ -66,7 +66,7 @@ def hot_cases(task: Task, train: int) -> dict[str, tuple[Task, int]]:
         "even tokens": {"skew": 0.0},
         "hot": {},
         "capacity 1": {"capacity_factor": 1.0},
-        "balance loss": {"balance": 0.3},
+        "balance loss": {"balance": 0.1},
         "bias": {"router": "sigmoid", "speed": 0.01},
         "hot apart": {"slots": tuple(slots_apart(loads, ranks))},
         "and replicas": {"slots": tuple(slots_apart(loads, ranks, ranks))},

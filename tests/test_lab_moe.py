@@ -50,7 +50,7 @@ KINDS = {
     "dropless": {},
     "dropping": {"capacity_factor": 1.0},
     "top-1": {"top_k": 1},
-    "balance loss": {"balance": 0.3},
+    "balance loss": {"balance": 0.1},
     "bias": {"router": "sigmoid", "speed": 0.02},
     "apart": {"slots": (0, 6, 1, 7, 2, 4, 3, 5)},
     "replicas": {"slots": (0, 6, 1, 2, 4, 0, 7, 0, 2, 1, 3, 5)},

@@ -55,7 +55,7 @@ class Task:
     balance: float = 0.0
     speed: float = 0.0
     slots: tuple[int, ...] | None = None
-    learning_rate: float = 1.0
+    learning_rate: float = 3.0
 
     def __post_init__(self):
         if self.experts > self.hidden:

@@ -43,7 +43,7 @@ def browser_context(chromium_path):
 def lab_page(browser_context, lab_server):
     """A fresh page on an empty workspace, whose notebooks get kernels of their own."""
     page = browser_context.new_page()
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(180_000)  # two busy cores are slow, and that is no failure
     yield LabPage(lab_server, page)
     page.close()
     lab_server.end_kernels()

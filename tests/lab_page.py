@@ -214,9 +214,9 @@ class LabPage:
         path = self.server.add(notebook, trusted=trusted)
         self.page.goto(
             f"{self.server.url}/lab/tree/{path}?reset&token={self.server.token}",
-            timeout=90_000,
+            timeout=180_000,
         )
-        self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
+        self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=180_000)
         self._until_done(
             """async () => {
                 const panel = window.jupyterapp.shell.currentWidget;
@@ -224,7 +224,7 @@ class LabPage:
                 await panel.sessionContext.ready;
                 await panel.sessionContext.session.kernel.info;
             }""",
-            timeout_s=90,
+            timeout_s=180,
         )
 
     def _until_done(self, script: str, timeout_s: float) -> None:

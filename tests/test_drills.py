@@ -591,14 +591,24 @@ def focused(page):
     return page.evaluate("document.activeElement.textContent")
 
 
+def choose_the_third(page, quiz) -> None:
+    """With Space and arrows. A page that is still busy can take the focus: then again."""
+    radios = quiz.get_by_role("radio")
+    for _ in range(60):
+        radios.first.focus()
+        for key in ("Space", "ArrowDown", "ArrowDown"):
+            page.keyboard.press(key)
+        if radios.nth(2).is_checked():
+            return
+        page.wait_for_timeout(1000)
+    raise AssertionError("arrow keys do not reach the third choice")
+
+
 @pytest.mark.browser
 def test_the_quiz_in_a_real_page_by_keyboard_alone(quiz_page):
     page = quiz_page.page
     quiz = page.locator(".drill")
-    quiz.get_by_role("radio").first.focus()
-    page.keyboard.press("Space")
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("ArrowDown")
+    choose_the_third(page, quiz)
     page.keyboard.press("Enter")
     quiz.get_by_text("Right.", exact=True).wait_for()
     page.keyboard.press("Tab")

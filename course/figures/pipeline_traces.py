@@ -137,12 +137,13 @@ def _labels(boxes: Boxes, second: float, row_px: float, x_px: float, place) -> l
     fits = width_px >= letters * LETTER_PX + 2
     if row_px < LEAST_ROW_PX or not 0 < fits.sum() <= MOST_LABELS:
         return []
+    # dark ones last: neighbours of one colour are stored together, in a third of the space
     shown = boxes.only(fits)
+    shown = shown.only(np.argsort(_is_pale(shown), kind="stable"))
     middle = (shown.start_s + shown.end_s) / 2 * second
     low = (1 - np.array([LOOK[KINDS[k]][2] for k in shown.kind])) * FILL / 2
     names = LETTERS if boxes.chunks > 1 else [""] * boxes.chunks
     pairs = zip(shown.micro_batch, shown.chunk, strict=True)
-    dark = (shown.kind > 0) | (shown.chunk > 0)
     return [
         {
             "type": "scatter",
@@ -152,9 +153,14 @@ def _labels(boxes: Boxes, second: float, row_px: float, x_px: float, place) -> l
             "text": [f"{m}{names[c % 26]}" for m, c in pairs],
             "textfont": {
                 "size": 11,
-                "color": [theme.INK if d else theme.CARD for d in dark],
+                "color": [theme.INK if pale else theme.CARD for pale in _is_pale(shown)],
             },
             "hoverinfo": "skip",
         }
         | (place | {"showlegend": False})
     ]
+
+
+def _is_pale(boxes: Boxes) -> np.ndarray:
+    """Whether each box is so light that its number has to be dark."""
+    return (boxes.kind > 0) | (boxes.chunk > 0)

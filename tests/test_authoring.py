@@ -217,6 +217,22 @@ def test_shrink_joins_texts_that_look_alike_and_shortens_straight_lines():
     )
 
 
+def test_shrink_puts_texts_and_straight_lines_where_their_shift_brings_them():
+    start = '<svg xmlns="http://www.w3.org/2000/svg">'
+    line = '<path d="M0,5v9" transform="translate({0},0.5)" style="stroke:red" />'
+    text = '<text x="1" y="2" transform="translate({0},-3)" style="fill:red">{0}</text>'
+    turned = '<text x="1" y="2" transform="rotate(90)">t</text>'
+    curve = '<path d="M0,0H3V3Z" transform="translate(1,1)" style="stroke:red" />'
+    drawn = [line.format(1.5), line.format(2), text.format(4), text.format(5)]
+    assert shrink(start + "".join(drawn) + turned + curve + "</svg>", "f") == (
+        start + '<path d="M1.5,5.5v9M2,5.5v9" style="stroke:red" />'
+        '<g style="fill:red"><text x="5" y="-1">4</text><text x="6" y="-1">5</text></g>'
+        + turned
+        + curve
+        + "</svg>"
+    )
+
+
 def test_shrink_joins_lines_that_look_alike():
     line = '<path d="M{0},0H9" style="fill:none;stroke:{1}{2}" />'
     which = [(1, "red", ""), (2, "red", ""), (3, "blue", ""), (4, "red", ";opacity:0.5")]

@@ -32,6 +32,8 @@ NUMBERS = ("d", "transform", "x", "y", "x1", "x2", "y1", "y2", "points", "width"
 COLOR = re.compile(r"rgb\((\d+), ?(\d+), ?(\d+)\)")
 LONG_NUMBER = re.compile(r"-?\d+\.\d{2,}(?:e-?\d+)?")
 STEP = re.compile(r"([ML])(-?[\d.]+),(-?[\d.]+)")
+SHIFT = re.compile(r"translate\((-?[\d.]+),(-?[\d.]+)\)")
+STRAIGHT = re.compile(r"M(-?[\d.]+),(-?[\d.]+)([hv]-?[\d.]+)")  # a line along an axis
 GROUP, TEXT = f"{{{SVG}}}g", f"{{{SVG}}}text"
 
 
@@ -47,6 +49,8 @@ def shrink(svg: str, name: str) -> str:
     while _drop_empty(root):
         pass
     _unwrap_groups(root)
+    for element in root.iter():
+        _shift_inside(element)
     _join_texts(root)
     for group in root.iter():
         _join_lines(group)
@@ -142,6 +146,26 @@ def _unwrap_groups(element) -> None:
     element[:] = children
 
 
+def _shift_inside(element) -> None:
+    """A shifted text or straight line begins where the shift would have brought it."""
+    shift = SHIFT.fullmatch(element.get("transform", ""))
+    line = STRAIGHT.fullmatch(element.get("d", ""))
+    text = element.tag == TEXT and not len(element) and {"x", "y"} <= set(element.attrib)
+    if not shift or not (line or text):
+        return
+    place = line.groups()[:2] if line else (element.get("x"), element.get("y"))
+    x, y = (
+        f"{float(a) + float(b):.1f}" for a, b in zip(place, shift.groups(), strict=True)
+    )
+    x, y = x.removesuffix(".0"), y.removesuffix(".0")
+    if line:
+        element.set("d", f"M{x},{y}{line[3]}")
+    else:
+        element.set("x", x)
+        element.set("y", y)
+    del element.attrib["transform"]
+
+
 def _join_texts(element) -> None:
     """Neighbouring texts say their place and style once, in a common group."""
     children = []
@@ -157,7 +181,9 @@ def _join_texts(element) -> None:
 
 
 def _look_of_text(group) -> tuple | None:
-    """Of a shifted group with one text in it: the shift, and how the text looks."""
+    """Of a text, or a shifted group with one text in it: how it looks, and the shift."""
+    if group.tag == TEXT and not len(group) and "transform" not in group.attrib:
+        return tuple(sorted((k, v) for k, v in group.attrib.items() if k not in ("x", "y")))
     only_text = group.tag == GROUP and [child.tag for child in group] == [TEXT]
     if not only_text or set(group.attrib) != {"transform"}:
         return None
@@ -167,7 +193,7 @@ def _look_of_text(group) -> tuple | None:
 
 def _joined(groups: list, look: tuple):
     joined = ElementTree.Element(GROUP, dict(look))
-    for (text,) in groups:
+    for text in (e if e.tag == TEXT else e[0] for e in groups):
         for key in set(text.attrib) - {"x", "y"}:
             del text.attrib[key]
         joined.append(text)
@@ -188,7 +214,8 @@ def _join_lines(group) -> None:
 def _look_of_line(path) -> tuple | None:
     """Of a line that hides what it crosses and begins at a stated point: its look."""
     style, d = path.get("style", ""), path.get("d", "")
-    if "fill:none" not in style or "opacity" in style or not d.startswith("M"):
+    hollow = "fill:none" in style or all(map(STRAIGHT.fullmatch, re.findall("M[^M]*", d)))
+    if not hollow or "opacity" in style or not d.startswith("M"):
         return None
     return tuple(sorted((k, v) for k, v in path.attrib.items() if k != "d"))
 

@@ -12,7 +12,7 @@ from course.figures import theme
 from course.quantities import write
 
 KEPT, DROPPED = theme.BLUE, theme.VERMILLION
-MOST_STEPS = 20
+MOST_STEPS = 15
 GAP = 0.16  # between two panels, as a share of the height
 
 # --- Loads over training ------------------------------------------------------------------
@@ -24,7 +24,7 @@ def load_over_steps(runs: Mapping[str, Sequence[Sequence[float]]]) -> go.Figure:
     runs: {"without balance loss": loads, ...}, loads as (steps, experts), from any router
 
     One colour an expert, repeated after eight, in one area from step to step. Of more
-    than 20 steps every second is drawn, or every third, ...
+    than 15 steps every second is drawn, or every third, ...
     Raises ValueError for no runs, or loads that have no positive sum in some step.
     """
     tables = {name: _shares(name, loads) for name, loads in runs.items()}

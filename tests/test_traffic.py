@@ -97,5 +97,5 @@ def test_bad_arguments(wrong, message):
 
 
 def test_a_run_whose_messages_were_not_seen_is_refused():
-    with pytest.raises(NotMetered, match="simulated"):
+    with pytest.raises(NotMetered, match="record=True"):
         traffic(data_parallel(2))

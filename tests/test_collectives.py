@@ -39,6 +39,10 @@ def many_segments(tensor, op=OPS["sum"], group=None):
     segmented.segmented_ring_all_reduce(tensor, op, group, segment_bytes=8)
 
 
+def small_blocks(tensor, op=OPS["sum"], group=None):
+    all_pairs.all_pairs_all_reduce(tensor, op, group, block_bytes=20)
+
+
 def one_segment_trees(tensor, op=OPS["sum"], group=None):
     trees.double_tree_all_reduce(tensor, op, group, segments=1)
 
@@ -53,6 +57,7 @@ ALL_REDUCES = {
     "halving_doubling": halving_doubling.halving_doubling_all_reduce,
     "halving_doubling, far first": far_first,
     "all pairs": all_pairs.all_pairs_all_reduce,
+    "all pairs, small blocks": small_blocks,
     "segmented ring": segmented.segmented_ring_all_reduce,
     "segmented ring, small": many_segments,
     "fast": segmented.fast_all_reduce,
@@ -193,6 +198,7 @@ def errors_of_bad_calls():
         "segment_bytes": lambda: segmented.segmented_ring_all_reduce(
             torch.ones(3), segment_bytes=0
         ),
+        "block_bytes": lambda: all_pairs.all_pairs_all_reduce(torch.ones(3), block_bytes=0),
         "segments": lambda: trees.double_tree_all_reduce(torch.ones(3), segments=0),
         "gpus": lambda: hierarchical.node_groups(2),
     }
@@ -211,6 +217,7 @@ def test_bad_calls_are_refused_by_all_ranks(worlds):
         "tree": "op must be",
         "middle": 'first must be "near" or "far"',
         "segment_bytes": "segment_bytes must be 1 or more, not 0",
+        "block_bytes": "block_bytes must be 1 or more, not 0",
         "segments": "segments must be 1 or more, not 0",
         "gpus": r"gpus must divide the world size (3), not 2",
     }
@@ -502,3 +509,20 @@ def test_all_pairs_take_two_latencies_and_the_bytes_of_a_ring(ranks):
     assert run.seconds == pytest.approx(
         steps * link.latency_s + sent / link.bytes_per_s, rel=1e-12
     )
+
+
+@pytest.mark.parametrize("ranks", [3, 9])
+def test_fast_on_few_and_on_many_ranks(ranks):
+    """More than a block on few ranks; on many the ring, which sends to one rank only."""
+
+    def summed():
+        x = torch.arange(2_500_001.0) * (dist.get_rank() + 1)
+        expected = x.clone()
+        segmented.fast_all_reduce(x)
+        dist.all_reduce(expected)
+        return torch.allclose(x, expected)
+
+    run = World(ranks).run(summed)
+    assert all(run.results)
+    to = {m.destination for m in run.messages if m.source == 0}
+    assert to == ({1, 2} if ranks == 3 else {1})

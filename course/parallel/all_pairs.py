@@ -12,27 +12,53 @@ from course.parallel.messages import combine, finish, flattened, place
 SUM = dist.ReduceOp.SUM
 
 
-def all_pairs_all_reduce(tensor: torch.Tensor, op=SUM, group=None) -> None:
+def all_pairs_all_reduce(
+    tensor: torch.Tensor, op=SUM, group=None, *, block_bytes: int | None = None
+) -> None:
     """Rank r gets piece r of all others and sums them, then gives all the sum. In place.
 
-    Needs room for n - 1 more pieces, nearly the size of the tensor.
-    Time: 2 (alpha + (n - 1) / n * M / B), where all pairs are joined alike.
+    block_bytes: work on so much of the tensor at a time (None: on all of it)
+
+    Needs room for n - 1 more pieces of a block, nearly its size.
+    Time of a block: 2 (alpha + (n - 1) / n * M / B), where all pairs are joined alike.
+    Raises ValueError if block_bytes is less than 1.
     """
+    if block_bytes is not None and block_bytes < 1:
+        raise ValueError(f"block_bytes must be 1 or more, not {block_bytes}")
     n, me = place(group)
-    others = [(me + k) % n for k in range(1, n)]
     with flattened(tensor) as row:
-        pieces = row.tensor_split(n)
-        mine = pieces[me]
-        incoming = [torch.empty_like(mine) for _ in others]
-        _exchange(others, [pieces[r] for r in others], incoming, group)
-        for partial in incoming:
-            combine(mine, partial, op)
-        finish(mine, op, n)
-        _exchange(others, [mine] * len(others), [pieces[r] for r in others], group)
+        whole = max(len(row), 1)
+        most = whole if block_bytes is None else max(block_bytes // row.itemsize, 1)
+        blocks = row.split(min(most, whole))
+        room = [torch.empty_like(blocks[0].tensor_split(n)[0]) for _ in range(n - 1)]
+        for block in blocks:
+            _reduce_block(block, room, op, group, n, me)
 
 
-def _exchange(others: list[int], outs: list, intos: list, group) -> None:
-    """Send one contiguous tensor to each of the others, and receive one from each."""
+def _reduce_block(block, room: list, op, group, n: int, me: int) -> None:
+    others = [(me + k) % n for k in range(1, n)]
+    pieces = block.tensor_split(n)
+    mine = pieces[me]
+    incoming = [buffer[: len(mine)] for buffer in room]
+    works = _start(others, [pieces[r] for r in others], incoming, group)
+    sends, receives = works[: -len(others)], works[-len(others) :]
+    for i, partial in enumerate(incoming):
+        if i < len(receives):  # NCCL has one work for all
+            receives[i].wait()
+        combine(mine, partial, op)
+    for work in sends:
+        work.wait()
+    finish(mine, op, n)
+    for work in _start(others, [mine] * len(others), [pieces[r] for r in others], group):
+        work.wait()
+
+
+def _start(others: list[int], outs: list, intos: list, group) -> list:
+    """Begin to send one contiguous tensor to each of the others, and to receive one.
+
+    Returns what to wait for: the sends, then the receives (which on gloo is faster than
+    the other way round); on NCCL one work for all.
+    """
     sends = [
         dist.P2POp(dist.isend, out, group=group, group_peer=rank)
         for rank, out in zip(others, outs, strict=True)
@@ -41,6 +67,4 @@ def _exchange(others: list[int], outs: list, intos: list, group) -> None:
         dist.P2POp(dist.irecv, into, group=group, group_peer=rank)
         for rank, into in zip(others, intos, strict=True)
     ]
-    if others:  # on gloo it is faster to begin with the sends
-        for work in dist.batch_isend_irecv(sends + receives):
-            work.wait()
+    return dist.batch_isend_irecv(sends + receives) if others else []

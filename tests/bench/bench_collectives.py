@@ -2,10 +2,12 @@
 
     python tests/bench/bench_collectives.py [repeats]
 
-Each repeat times every version once, in turn, so that a busy moment hits all alike. The
+Each repeat times every version once, in an order drawn anew, so that a busy moment hits
+all alike and none always follows the same one. The
 column "gloo again" is gloo against itself: what differs from 1 there is noise.
 """
 
+import random
 import statistics
 import sys
 import time
@@ -45,9 +47,11 @@ def measure(nbytes: int, repeats: int) -> dict[str, list[float]]:
     """Seconds per repeat of every version, on float32."""
     buffer = torch.empty(nbytes // 4)
     times: dict[str, list[float]] = {name: [] for name in VERSIONS}
+    order, draw = list(VERSIONS), random.Random(nbytes)  # the same on every rank
     for repeat in range(repeats + 2):
-        for name, all_reduce in VERSIONS.items():
-            took = seconds_of_slowest(all_reduce, buffer)
+        draw.shuffle(order)
+        for name in order:
+            took = seconds_of_slowest(VERSIONS[name], buffer)
             if repeat >= 2:  # the first two warm up
                 times[name].append(took)
     return times
@@ -61,7 +65,7 @@ def main(repeats: int = 40) -> dict[int, dict[str, float]]:
     ratios = {}
     with World(RANKS, on="gloo", timeout_s=600) as world:
         for nbytes in SIZES:
-            few = max(11, min(repeats, repeats * 4 * MIB // nbytes))
+            few = max(15, min(repeats, repeats * 4 * MIB // nbytes))
             times = world.run(measure, nbytes, few).results[0]
             middle = {name: statistics.median(t) for name, t in times.items()}
             ratios[nbytes] = {name: middle[name] / middle["gloo"] for name in names}

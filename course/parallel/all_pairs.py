@@ -30,18 +30,21 @@ def all_pairs_all_reduce(
         whole = max(len(row), 1)
         most = whole if block_bytes is None else max(block_bytes // row.itemsize, 1)
         blocks = row.split(min(most, whole))
-        room = [torch.empty_like(blocks[0].tensor_split(n)[0]) for _ in range(n - 1)]
+        room = row.new_empty(n - 1, len(blocks[0].tensor_split(n)[0]))
         for block in blocks:
             _reduce_block(block, room, op, group, n, me)
 
 
-def _reduce_block(block, room: list, op, group, n: int, me: int) -> None:
-    others = [(me + k) % n for k in range(1, n)]
+def _reduce_block(block, room: torch.Tensor, op, group, n: int, me: int) -> None:
+    # each sends to the next rank first, so each hears from the rank before first
+    after = [(me + k) % n for k in range(1, n)]
+    before = after[::-1]
     pieces = block.tensor_split(n)
     mine = pieces[me]
     incoming = [buffer[: len(mine)] for buffer in room]
-    works = _start(others, [pieces[r] for r in others], incoming, group)
-    sends, receives = works[: -len(others)], works[-len(others) :]
+    to_all = [(pieces[r], r) for r in after]
+    works = _start(to_all, list(zip(incoming, before, strict=True)), group)
+    sends, receives = works[: 1 - n], works[1 - n :]
     for i, partial in enumerate(incoming):
         if i < len(receives):  # NCCL has one work for all
             receives[i].wait()
@@ -49,22 +52,21 @@ def _reduce_block(block, room: list, op, group, n: int, me: int) -> None:
     for work in sends:
         work.wait()
     finish(mine, op, n)
-    for work in _start(others, [mine] * len(others), [pieces[r] for r in others], group):
+    from_all = [(pieces[r], r) for r in before]
+    for work in _start([(mine, r) for r in after], from_all, group):
         work.wait()
 
 
-def _start(others: list[int], outs: list, intos: list, group) -> list:
-    """Begin to send one contiguous tensor to each of the others, and to receive one.
+def _start(outs: list, intos: list, group) -> list:
+    """Begin to send and to receive contiguous tensors: lists of (tensor, rank).
 
     Returns what to wait for: the sends, then the receives (which on gloo is faster than
-    the other way round); on NCCL one work for all.
+    the other way round); on NCCL one work for all, which needs them in one batch. On
+    CPUs a batch does nothing but cost time.
     """
-    sends = [
-        dist.P2POp(dist.isend, out, group=group, group_peer=rank)
-        for rank, out in zip(others, outs, strict=True)
-    ]
-    receives = [
-        dist.P2POp(dist.irecv, into, group=group, group_peer=rank)
-        for rank, into in zip(others, intos, strict=True)
-    ]
-    return dist.batch_isend_irecv(sends + receives) if others else []
+    if all(tensor.is_cpu for tensor, _ in outs):
+        sends = [dist.isend(t, group=group, group_dst=r) for t, r in outs]
+        return sends + [dist.irecv(t, group=group, group_src=r) for t, r in intos]
+    sends = [dist.P2POp(dist.isend, t, group=group, group_peer=r) for t, r in outs]
+    receives = [dist.P2POp(dist.irecv, t, group=group, group_peer=r) for t, r in intos]
+    return dist.batch_isend_irecv(sends + receives)

@@ -526,3 +526,20 @@ def test_fast_on_few_and_on_many_ranks(ranks):
     assert all(run.results)
     to = {m.destination for m in run.messages if m.source == 0}
     assert to == ({1, 2} if ranks == 3 else {1})
+
+
+def test_what_fast_keeps_serves_other_sizes_dtypes_and_ranks(worlds):
+    """Room left by one call must not reach into the next, nor from rank to rank."""
+
+    def several():
+        me, equal = dist.get_rank(), []
+        for length, dtype in ((7, torch.float64), (1000, torch.bfloat16), (3, torch.uint8)):
+            x = (torch.arange(length) % 5 + me).to(dtype)
+            expected = x.clone()
+            segmented.fast_all_reduce(x)
+            dist.all_reduce(expected)
+            equal.append(torch.equal(x, expected))
+        return equal
+
+    for ranks in (3, 2):
+        assert all(all(equal) for equal in worlds(ranks).run(several).results)

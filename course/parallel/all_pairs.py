@@ -13,13 +13,19 @@ SUM = dist.ReduceOp.SUM
 
 
 def all_pairs_all_reduce(
-    tensor: torch.Tensor, op=SUM, group=None, *, block_bytes: int | None = None
+    tensor: torch.Tensor,
+    op=SUM,
+    group=None,
+    *,
+    block_bytes: int | None = None,
+    room: torch.Tensor | None = None,
 ) -> None:
     """Rank r gets piece r of all others and sums them, then gives all the sum. In place.
 
     block_bytes: work on so much of the tensor at a time (None: on all of it)
+    room:        one row of the tensor's dtype, at least a block long, for the n - 1
+                 pieces that arrive (None: made for this call)
 
-    Needs room for n - 1 more pieces of a block, nearly its size.
     Time of a block: 2 (alpha + (n - 1) / n * M / B), where all pairs are joined alike.
     Raises ValueError if block_bytes is less than 1.
     """
@@ -30,7 +36,9 @@ def all_pairs_all_reduce(
         whole = max(len(row), 1)
         most = whole if block_bytes is None else max(block_bytes // row.itemsize, 1)
         blocks = row.split(min(most, whole))
-        room = row.new_empty(n - 1, len(blocks[0].tensor_split(n)[0]))
+        size = len(blocks[0].tensor_split(n)[0])
+        room = row.new_empty((n - 1) * size) if room is None else room
+        room = room[: (n - 1) * size].view(n - 1, size)
         for block in blocks:
             _reduce_block(block, room, op, group, n, me)
 

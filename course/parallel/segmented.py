@@ -2,6 +2,7 @@
 to read.
 """
 
+import threading
 from collections import deque
 from dataclasses import dataclass
 from itertools import product
@@ -89,15 +90,36 @@ def segmented_ring_all_reduce(
             work.wait()
 
 
+class _Kept(threading.local):
+    """Each thread's own, since simulated ranks are threads."""
+
+    room: torch.Tensor | None = None
+
+
+_kept = _Kept()
+
+
+def _kept_room(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A block's room, kept between calls as NCCL keeps its buffers: the first touch of
+    fresh memory costs a page fault. None where a tensor is not plain memory.
+    """
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not tensor.is_cpu:
+        return None
+    if _kept.room is None:
+        _kept.room = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
+    return _kept.room.view(tensor.dtype)
+
+
 def fast_all_reduce(tensor: torch.Tensor, op=SUM, group=None) -> None:
     """All pairs at once, a block at a time, on few ranks. In place.
 
     Ranks that share cores pay for each step and for each message more than for bytes: two
     steps a block are few. Blocks, because the room that they need is then small enough to
-    stay in the cache. Long tensors on many ranks take the segmented ring.
+    stay in the cache, and to be kept. Long tensors on many ranks take the segmented ring.
     """
     n, _ = place(group)
     if n <= FEW_RANKS or tensor.nbytes <= SHORT_BYTES:
-        all_pairs_all_reduce(tensor, op, group, block_bytes=BLOCK_BYTES)
+        room = _kept_room(tensor)
+        all_pairs_all_reduce(tensor, op, group, block_bytes=BLOCK_BYTES, room=room)
     else:
         segmented_ring_all_reduce(tensor, op, group)

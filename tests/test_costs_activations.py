@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from course.costs import activations as act
+from course.costs.pipeline_stages import in_flight
 from course.facts_models import GPT3_175B, KORTHIKANTI_22B, MT_NLG_530B, Experts, Model, gpt
 
 BF16 = torch.bfloat16
@@ -322,15 +323,16 @@ def test_beside_the_layers_section_4_3():
 
 @pytest.mark.parametrize("pp, m, stage, held", [(8, 64, 0, 8), (8, 64, 7, 1), (8, 3, 0, 3)])
 def test_micro_batches_in_flight(pp, m, stage, held):
-    assert act.in_flight(m, pp, stage) == held
-    assert act.in_flight(m, pp, stage, "gpipe") == m
+    assert in_flight("1F1B", pp, m, stage) == held
+    assert in_flight("GPipe", pp, m, stage) == m
 
 
 def test_the_first_stage_holds_all_layers_worth():
     # p micro-batches of L/p layers: as much as all layers for one, whatever p is
-    assert {act.in_flight(64, p) * (96 // p) for p in (1, 2, 4, 8)} == {96}
-    assert act.interleaved_factor(8, 3) == 1 + 7 / 24
-    assert act.interleaved_factor(8, 1) == 1
+    assert {in_flight("1F1B", p, 64, 0) * (96 // p) for p in (1, 2, 4, 8)} == {96}
+    # section 4.2.3: 1 + (p - 1) / (p v) times as much where v chunks are interleaved
+    one, three = (in_flight("1F1B", 8, 64, 0), in_flight("Interleaved 1F1B", 8, 64, 0, 3))
+    assert three / 3 / one == 1 + 7 / 24
 
 
 @given(

@@ -337,12 +337,13 @@ def test_in_flight_is_what_the_order_holds(name, p, m, v):
 
 
 @pytest.mark.parametrize("p, m, v", [(4, 12, 2), (8, 16, 3), (2, 8, 4)])
-def test_in_flight_agrees_with_the_memory_chapter(p, m, v):
+def test_in_flight_is_korthikantis(p, m, v):
+    """Section 4.2.3: min(m, p - r), and interleaved 1 + (p - 1) / (p v) times as much."""
     for r in range(p):
-        assert in_flight("1F1B", p, m, r) == activations.in_flight(m, p, r)
-        assert in_flight("GPipe", p, m, r) == activations.in_flight(m, p, r, "gpipe")
+        assert in_flight("1F1B", p, m, r) == min(m, p - r)
+        assert in_flight("GPipe", p, m, r) == m
     more = in_flight("Interleaved 1F1B", p, m, 0, v) / v / in_flight("1F1B", p, m, 0)
-    assert more == pytest.approx(activations.interleaved_factor(p, v))
+    assert more == pytest.approx(1 + (p - 1) / (p * v))
 
 
 @each_name

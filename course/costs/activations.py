@@ -221,31 +221,6 @@ def logits_bytes(model: Model, *, batch: int, sequence: int, tp: int = 1) -> flo
     return FP32 * batch * sequence * model.vocab / tp
 
 
-def in_flight(micro_batches: int, pp: int, stage: int = 0, schedule: str = "1f1b") -> int:
-    """Micro-batches whose activations a pipeline stage holds at once, at most.
-
-    GPipe: all m. 1F1B: as many as stages follow, itself included, min(m, p - stage):
-    Narayanan et al. 2021 section 2.2.1, Korthikanti section 4.2.3.
-    """
-    if micro_batches < 1:
-        raise ValueError(f"micro_batches must be 1 or more, not {micro_batches}")
-    if not 0 <= stage < pp:
-        raise ValueError(f"stage must be from 0 to pp - 1 ({pp - 1}), not {stage}")
-    if schedule not in ("1f1b", "gpipe"):
-        raise ValueError(f'schedule must be "1f1b" or "gpipe", not {schedule!r}')
-    return micro_batches if schedule == "gpipe" else min(micro_batches, pp - stage)
-
-
-def interleaved_factor(pp: int, chunks: int) -> float:
-    """How much more the first stage holds when 1F1B is interleaved.
-
-    1 + (p - 1) / (p m), m model chunks a stage: Korthikanti section 4.2.3.
-    """
-    if pp < 1 or chunks < 1:
-        raise ValueError(f"pp and chunks must be 1 or more, not {pp} and {chunks}")
-    return 1 + (pp - 1) / (pp * chunks) if chunks > 1 else 1.0
-
-
 # --- What recomputing costs ----------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from course.costs import activations
+from course.costs.pipeline_stages import in_flight
 from course.costs.recipes import Recipe, adapter_parameters, state_bytes
 from course.costs.zero import granularity, staged
 from course.facts import MIB
@@ -194,7 +195,7 @@ def _activations(model: Model, setup: Setup) -> tuple[float, float, float]:
     """What micro-batches in flight keep on this stage, one layer done again, logits."""
     sequence = setup.sequence or model.sequence
     common = {"batch": setup.micro_batch, "sequence": sequence, "tp": setup.tp}
-    held = activations.in_flight(setup.micro_batches, setup.pp, setup.stage)
+    held = in_flight("1F1B", setup.pp, setup.micro_batches, setup.stage)
     each = model.layers // setup.pp
     mine = range(setup.stage * each, (setup.stage + 1) * each)
     layer = _layer_bytes(model, setup, common)

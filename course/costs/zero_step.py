@@ -54,9 +54,7 @@ def zero_step(
     layers = sum(model.units[1:-1])
     parts = [(layers, "layer"), (model.parameters - layers, "pass")]
     transfers = [
-        step_transfers(
-            stage, numel, ranks, recipe=recipe, keep=keep if stage == 3 else "layer"
-        )
+        step_transfers(stage, numel, ranks, recipe=recipe, keep=keep)
         for numel, keep in parts
     ]
     return ZeroStep(held, peak_bytes(model, setup), sum(map(step_bytes, transfers)))

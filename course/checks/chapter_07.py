@@ -135,10 +135,10 @@ def _play_blocks(function: Callable, case: Blocks):
         return "wrong values", "what it returns is cut off: it has no gradient"
     x.square().sum().backward()
     grads = [p.grad for w in watched for p in w.block.parameters()]
-    return _broken_rule(watched, function) or [x.detach(), start.grad, *grads]
+    return _broken_rule(watched) or [x.detach(), start.grad, *grads]
 
 
-def _broken_rule(watched: list[_Watched], function: Callable) -> Fault | None:
+def _broken_rule(watched: list[_Watched]) -> Fault | None:
     calls = max(w.calls for w in watched)
     if any(w.by_torch for w in watched):
         return "against the rules", "torch.utils.checkpoint does it: write it yourself"

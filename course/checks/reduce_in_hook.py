@@ -33,7 +33,7 @@ def _play_hook(function, case: Layered, rank: int):
     finish = function([list(bucket) for bucket in buckets])
     if not callable(finish):
         return finish
-    most, shards = 0, None
+    most = 0
     for number in range(PASSES):
         shards = None
         loss = model(x_of(case, rank, number)).sum()

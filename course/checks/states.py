@@ -142,7 +142,7 @@ def _fault(answer, model, optimizer) -> tuple[str, str] | None:
 
 def _three_counts(answer) -> bool:
     number = lambda n: isinstance(n, int | float) and not isinstance(n, bool)
-    return len(answer) == 3 and all(number(n) and n == int(n) for n in answer)
+    return len(answer) == 3 and all(number(n) and float(n).is_integer() for n in answer)
 
 
 def _slips(part: str, p: dict[str, list]) -> dict[int, str]:

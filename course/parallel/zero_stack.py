@@ -51,9 +51,20 @@ class BlocksAndRoot(nn.Module):
 # --- The ways -----------------------------------------------------------------------------
 
 
+def adamw(model: nn.Module, **options) -> Callable[[], None]:
+    """What ends a step of a model that torch's AdamW updates."""
+    optimizer = torch.optim.AdamW(model.parameters(), **options)
+
+    def finish():
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return finish
+
+
 def _plain(model: nn.Sequential) -> Callable[[], None]:
     """Whole copies on all ranks: all-reduce the gradients, then AdamW."""
-    update = _adamw(model)
+    update = adamw(model)
 
     def finish():
         for parameter in model.parameters():
@@ -63,30 +74,20 @@ def _plain(model: nn.Sequential) -> Callable[[], None]:
     return finish
 
 
-def _adamw(model: nn.Module) -> Callable[[], None]:
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def finish():
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return finish
-
-
 def _each_layer(model: nn.Sequential, **options) -> Callable[[], None]:
     for part in (*model, model):
         fully_shard(part, **options)
-    return _adamw(model)
+    return adamw(model)
 
 
 def _root_only(model: nn.Sequential) -> Callable[[], None]:
     fully_shard(model)
-    return _adamw(model)
+    return adamw(model)
 
 
-def _hybrid(model: nn.Sequential, shard: int = 4) -> Callable[[], None]:
-    """HSDP: shards over neighbours, copies of these over the rest."""
-    shape = dist.get_world_size() // shard, shard
+def _hybrid(model: nn.Sequential) -> Callable[[], None]:
+    """HSDP: shards over four neighbours, copies of these over the rest."""
+    shape = dist.get_world_size() // 4, 4
     device = next(model.parameters()).device.type
     mesh = init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
     return _each_layer(model, mesh=mesh)

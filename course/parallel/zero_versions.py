@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,23 +21,13 @@ from course.facts import MIB
 from course.facts_models import Model
 from course.parallel.gpt import SmallGpt, next_token_loss, token_batches
 from course.parallel.zero import Zero1, Zero2, Zero3
+from course.parallel.zero_stack import adamw
 
 BUCKET_BYTES = MIB / 4  # of DDP and of stages 1 and 2: a small model has several, too
 
 
-def _adamw(model: nn.Module, learning_rate: float) -> Callable[[], None]:
-    """What ends a step of a model that torch's AdamW updates."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
-
-    def finish():
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return finish
-
-
 def _alone(model: SmallGpt, lr: float):
-    return model, _adamw(model, lr)
+    return model, adamw(model, lr=lr)
 
 
 def _ddp(model: SmallGpt, lr: float):
@@ -47,7 +36,7 @@ def _ddp(model: SmallGpt, lr: float):
     copies = DistributedDataParallel(
         model, bucket_cap_mb=megabytes, gradient_as_bucket_view=True
     )
-    return copies, _adamw(copies, lr)
+    return copies, adamw(copies, lr=lr)
 
 
 def _zero_1(model: SmallGpt, lr: float):
@@ -66,7 +55,7 @@ def _fully_shard(model: SmallGpt, lr: float):
     for block in model.blocks:
         fully_shard(block)
     fully_shard(model)
-    return model, _adamw(model, lr)
+    return model, adamw(model, lr=lr)
 
 
 # {name: (model, learning rate) -> (what is called with tokens, what ends a step)}

@@ -54,19 +54,14 @@ def two_schedules(
     ranks: int = 4,
     micro_batches: int = 8,
     chunks: int = 2,
-    forward_ms: float = 1.0,
-    input_gradient_ms: float = 1.0,
-    weight_gradient_ms: float = 1.0,
     message_ms: float = 0.0,
-    last_stage: float = 1.0,
 ) -> tuple[go.Figure, str]:
     """Two schedules of the same work on one axis of time, the first on top.
 
-    Otherwise as `bubble`.
+    1 ms forward and 2 ms backward on each rank. Otherwise as `bubble`.
     """
-    work_ms = (forward_ms, input_gradient_ms, weight_gradient_ms, message_ms)
     pair = [
-        _laid_out(name, ranks, micro_batches, chunks, work_ms, last_stage)
+        _laid_out(name, ranks, micro_batches, chunks, (1.0, 1.0, 1.0, message_ms))
         for name in (first, second)
     ]
     panels = [Panel(_heading(t), boxes_of(t)) for t in pair]
@@ -76,11 +71,11 @@ def two_schedules(
     return figure, _difference(*pair)
 
 
-def schedule_timeline(timeline: Timeline, title: str = "") -> tuple[go.Figure, str]:
+def schedule_timeline(timeline: Timeline) -> tuple[go.Figure, str]:
     """Any schedule that was laid out, e.g. torch's or the reader's own, as `bubble`."""
     schedule = timeline.schedule
     panel = Panel(_heading(timeline), boxes_of(timeline))
-    title = title or f"{schedule.name}, {_size(schedule)}"
+    title = f"{schedule.name}, {_size(schedule)}"
     figure = draw(title, [panel], {"held": _held(timeline)})
     return figure, _words(timeline)
 
@@ -123,7 +118,7 @@ def measured_and_predicted(
     return draw(title, panels, {}), text
 
 
-def _laid_out(name, ranks, micro_batches, chunks, work_ms, last_stage) -> Timeline:
+def _laid_out(name, ranks, micro_batches, chunks, work_ms, last_stage=1.0) -> Timeline:
     if not last_stage > 0:
         raise ValueError(f"last_stage must be more than 0, not {last_stage}")
     schedule = _built(name, ranks, micro_batches, chunks)

@@ -208,19 +208,16 @@ def schedules_compared(
     ranks: int = 4,
     micro_batches: int = 16,
     chunks: int = 2,
-    forward_ms: float = 1.0,
-    input_gradient_ms: float = 1.0,
     weight_gradient_ms: float = 1.0,
     message_ms: float = 0.0,
 ) -> tuple[go.Figure, str]:
     """Every schedule as a point: the most that a rank holds, and the idle share of time.
 
     Left and low is better. A schedule that does not take these numbers is left out, and
-    the text says so; Naive, which idles most, is only told in the text. Arguments as in
-    figures.pipeline.bubble.
+    the text says so; Naive, which idles most, is only told in the text. Forward and input
+    gradient take 1 ms each; arguments as in figures.pipeline.bubble.
     """
-    work = (forward_ms, input_gradient_ms, weight_gradient_ms)
-    times = Times(*(ms / 1e3 for ms in work), message_s=message_ms / 1e3)
+    times = Times(1e-3, 1e-3, weight_gradient_ms / 1e3, message_s=message_ms / 1e3)
     points, said = {}, []
     for name in SCHEDULES:
         try:

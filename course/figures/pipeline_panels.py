@@ -39,12 +39,10 @@ def draw(
     title: str,
     panels: Sequence[Panel],
     held: Mapping[str, Sequence[float]],
-    most: float = 0,
 ) -> go.Figure:
     """The figure.
 
     held: name -> for each rank, the most micro-batches that it holds at once
-    most: the least end of that axis, so that pictures can be compared
     """
     span_s = max(panel.boxes.makespan_s for panel in panels)
     unit = next((u for u, size in UNITS.items() if span_s >= size), "s")
@@ -58,7 +56,7 @@ def draw(
     layout |= _time_axes(panels, domains, span_s * second, f"time ({unit})")
     if held:
         data += _bars(held)
-        layout |= _bar_axes(held, domains[-1], most)
+        layout |= _bar_axes(held, domains[-1])
         layout["annotations"].append(_heading(HELD, domains[-1][1]))
     return go.Figure(data=_legend_once(data), layout=layout)
 
@@ -162,15 +160,13 @@ def _bars(held: Mapping[str, Sequence[float]]) -> list[dict]:
     return drawn
 
 
-def _bar_axes(
-    held: Mapping[str, Sequence[float]], domain: list[float], most: float
-) -> dict:
+def _bar_axes(held: Mapping[str, Sequence[float]], domain: list[float]) -> dict:
     ranks = len(next(iter(held.values())))
     across = theme.rank_axis(ranks)
     across |= {"range": across["range"][::-1], "anchor": "y3", "tickangle": 0}
     if ranks > 8:
         numbers = [text.removeprefix("rank ") for text in across["ticktext"]]
         across |= {"ticktext": ["rank 0", *numbers[1:]]}
-    end = max(most, *(v for values in held.values() for v in values))
+    end = max(v for values in held.values() for v in values)
     up = {"domain": domain, "anchor": "x2", "range": [0, 1.3 * end], "nticks": 4}
     return {"xaxis2": across | QUICK, "yaxis3": up | QUICK}

@@ -2,9 +2,14 @@
 
 import os
 
+import hypothesis
 import pytest
 
 from tests.lab_page import CHROMIUM_FLAGS, LabPage, LabServer, find_chromium
+
+# Hypothesis fails an example that takes over 200 ms, which is the machine's affair.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -143,8 +143,11 @@ def test_a_step_ahead_is_shown_while_the_kernel_is_busy(lab_page, tmp_path):
     slider.press("ArrowRight")
     slider.press("ArrowRight")
     wait_for_title(page, "ring of 4 ranks")
-    page.wait_for_timeout(500)
+    page.wait_for_timeout(3000)  # nothing older comes, and the picture of five does
     assert titles(page) == ["ring of 4 ranks"]
+    kernel_sleeps(page, 8)
+    slider.press("ArrowRight")
+    page.locator(".rr-plot .gtitle", has_text="ring of 5 ranks").wait_for(timeout=5000)
     lab_page.assert_clean()
 
 

@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from course import World
@@ -380,7 +380,6 @@ def test_two_levels_equal_torchs(worlds, ranks, gpus):
 # --- Trees as data ---------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.integers(1, 300))
 def test_both_trees_span_all_ranks_and_no_rank_is_inner_twice(n):
     seats = trees.double_tree(n)

@@ -7,19 +7,12 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given as given_within_200_ms
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from course.costs import bandwidth, collectives, hierarchical, parameter_server
 from course.costs.collectives import Cost, algorithms, cost, crossover_bytes, fastest
 from course.facts import GB, IB_NDR, MIB, NVLINK4, Link
-
-
-def given(*strategies):
-    """Like hypothesis's own, without its limit of 200 ms: machines get busy."""
-    return lambda test: settings(deadline=None)(given_within_200_ms(*strategies)(test))
-
 
 RANKS = st.integers(1, 4096)
 NBYTES = st.integers(0, 2**36)

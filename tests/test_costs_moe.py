@@ -21,7 +21,7 @@ from course.facts_models import DEEPSEEK_V3, LLAMA3_8B, MIXTRAL_8X7B
 from course.parallel import moe_balance
 from course.parallel.moe_router import softmax_top_k
 
-SMALL = {"deadline": None, "max_examples": 40}
+SMALL = {"max_examples": 40}
 
 
 def routes(rng, tokens, shares, top_k):

@@ -48,7 +48,7 @@ from course.parallel.schedules import (
 
 IN_GROUPS = ("Interleaved 1F1B", "Interleaved ZB")
 WITH_MESSAGES = ("Naive", "GPipe", "1F1B", "Interleaved 1F1B", "ZB-H1")
-quickly = settings(max_examples=40, deadline=None)
+quickly = settings(max_examples=40)
 each_name = pytest.mark.parametrize("name", SCHEDULES)
 sizes = {"p": st.integers(1, 6), "m": st.integers(1, 18), "v": st.integers(1, 3)}
 seconds = st.sampled_from([0.25, 0.5, 1.0, 1.5, 2.0, 3.0])
@@ -397,7 +397,7 @@ def test_imbalance_is_what_a_long_step_tends_to():
     assert timeline.makespan_s / even == pytest.approx(1.6, rel=0.01)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(costs=st.lists(st.integers(0, 9), min_size=1, max_size=9), stages=st.integers(1, 4))
 def test_best_cuts_are_the_best_of_all(costs, stages):
     assume(stages <= len(costs))

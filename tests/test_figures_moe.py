@@ -123,6 +123,21 @@ def test_each_control_has_its_effect():
     assert dropped(skew=2, noise=3) < dropped(skew=2)
 
 
+def test_chapter_11_says_what_its_router_shows():
+    said = lambda **k: routes.route_tokens(**k)[1]
+    assert "3 of 24 copies dropped" in said(skew=0)
+    hot = said(skew=2)
+    assert "15 of 24 copies dropped" in hot and "15 of 24 places empty" in hot
+    assert "Largest load: 6.00 times" in hot
+    room = said(skew=2, capacity_factor=6.0)
+    assert "0 of 24 copies dropped" in room and "120 of 144 places empty" in room
+    assert "10 of 24 copies dropped" in said(skew=2, auxiliary=0.1)
+    assert "6 of 24 copies dropped" in said(skew=2, auxiliary=1)
+    assert "10 of 24 copies dropped" in said(skew=2, noise=2.0)
+    assert "8 of 24 tokens pass by" in said(skew=1)
+    assert "2 of 24 tokens pass by" in said(skew=1, top_k=2)
+
+
 def test_route_tokens_draws_at_every_position():
     made = explore(
         routes.route_tokens,
@@ -260,6 +275,15 @@ def test_bars_are_what_the_cost_functions_say():
     fits = [ep for ep, a, b in zip(sizes, bar("all but experts"), bar("a rank's experts"),
                                    strict=True) if a + b <= 80]  # fmt: skip
     assert f"from EP {fits[0]} on" in words
+
+
+def test_chapter_11_says_what_its_ranks_show():
+    figure, words = experts_and_ranks()
+    assert "fit from EP 16 on. At EP 32: 19.5 ms" in words
+    assert named(figure, "all but experts").y[-1] == pytest.approx(7, abs=0.1)
+    assert "At EP 32: 55.4 ms" in experts_and_ranks(skew=0.5)[1]
+    narrow = experts_and_ranks(experts=128, top_k=8)[1]
+    assert "never fit. At EP 32" in narrow and "60 % of it in exchanges" in narrow
 
 
 def test_the_work_of_a_token_is_mixtrals_whatever_k():

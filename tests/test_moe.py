@@ -210,7 +210,7 @@ def layers(draw) -> Layer:
 
 
 @given(case=layers())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_layer_is_equal_to_one_process(case):
     assert_same(case, World(case.ranks).run(on_rank, case).results)
 

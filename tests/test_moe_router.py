@@ -194,7 +194,7 @@ def routed(tokens: int, experts: int, k: int, seed: int) -> Routing:
 
 
 @many
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_first_choices_queue_before_second_ones(tokens, experts, data, seed):
     k = data.draw(st.integers(1, experts))
     room = data.draw(st.integers(0, 8))
@@ -210,7 +210,7 @@ def test_first_choices_queue_before_second_ones(tokens, experts, data, seed):
 
 
 @many
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_permute_sorts_by_expert_and_unpermute_undoes_it(tokens, experts, data, seed):
     k = data.draw(st.integers(1, experts))
     routing = drop(routed(tokens, experts, k, seed), data.draw(st.integers(0, 8)))

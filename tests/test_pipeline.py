@@ -187,7 +187,7 @@ def schedules(draw) -> Schedule:
     return build(name, ranks, micro_batches, draw(some.integers(1, 3)))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(schedules())
 def test_any_size_of_any_schedule_equals_the_serial_model(schedule):
     check_blocks(World(schedule.ranks).run(trained, schedule).results, schedule)
@@ -588,7 +588,7 @@ def test_spans_are_where_the_laid_out_schedule_has_them(name, times):
 halves_s = some.integers(1, 8).map(lambda n: n / 4)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(schedules(), some.tuples(halves_s, halves_s, halves_s))
 def test_simulated_time_is_that_of_the_laid_out_schedule(schedule, times):
     ranks = schedule.ranks

@@ -77,7 +77,7 @@ def test_halves_add_up_to_a_whole_backward(trick, needs_input):
     assert not difference(input_grad, x_one.grad, tolerance=1e-12)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(some.lists(some.integers(1, 4), min_size=1, max_size=3), some.integers(1, 3))
 def test_inputs_of_any_dims(shape, times):
     one, two = nn.Linear(3, 4).double(), nn.Linear(3, 4).double()

@@ -43,7 +43,7 @@ def schedules(draw) -> Schedule:
 
 
 def any_schedule(test):
-    return settings(max_examples=50, deadline=None)(given(schedules())(test))
+    return settings(max_examples=50)(given(schedules())(test))
 
 
 each_way = pytest.mark.parametrize("way", ADDED)

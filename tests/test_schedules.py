@@ -31,7 +31,7 @@ from course.parallel.schedules import (
 )
 
 SIZES = {"p": st.integers(1, 6), "m": st.integers(1, 16), "v": st.integers(1, 3)}
-quickly = settings(max_examples=20, deadline=None)
+quickly = settings(max_examples=20)
 IN_GROUPS = ("Interleaved 1F1B", "Interleaved ZB")
 each_name = pytest.mark.parametrize("name", SCHEDULES)
 

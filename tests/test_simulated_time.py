@@ -16,7 +16,7 @@ from tests.rank_functions import timed
 ALPHA, B = 3e-6, 20e9
 NIC = Link("card", 7e-6, 5e9)
 M = 8 * 840 * 8  # bytes; divides by 1 to 8
-few_examples = settings(max_examples=12, deadline=None)
+few_examples = settings(max_examples=12)
 
 
 def close(seconds: float):

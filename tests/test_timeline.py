@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from course.figures.bars import KINDS, bars, kind, thinned
@@ -95,7 +95,6 @@ def test_interval_arithmetic_agrees_with_counting_ticks(a, b):
         assert end < start
 
 
-@settings(deadline=None)
 @given(spans, spans, st.integers(0, 100))
 def test_busy_agrees_with_counting_ticks(compute, communication, seconds):
     both = zip(LANES, (compute, communication), strict=True)

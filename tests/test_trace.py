@@ -192,14 +192,14 @@ events = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(events, max_size=25))
 def test_any_events_come_back(given_events):
     run = make_run(given_events, 4)
     same_events(events_from_trace(json.loads(json.dumps(chrome_trace(run)))), run.events)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(events, max_size=25))
 def test_events_in_a_row_never_overlap(given_events):
     placed = {}

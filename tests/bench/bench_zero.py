@@ -13,56 +13,22 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
 from course import World
+from course.facts_models import gpt
+from course.parallel.gpt import SmallGpt, next_token_loss
 from course.parallel.zero import Zero1, Zero2, Zero3
 
 RANKS = 4
-VOCAB, WIDTH, HEADS, BLOCKS = 1024, 256, 4, 6
-BATCH, SEQUENCE = 2, 128  # of each rank
+SHAPE = gpt("bench", 6, 256, 4, vocab=1024, sequence=128)
+BATCH = 2  # sequences of each rank
 TIME_AIM, MEMORY_AIM = 1.2, 1.05
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm_1, self.norm_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x):  # [b, s, h]
-        heads = self.qkv(self.norm_1(x)).unflatten(-1, (3, HEADS, -1))  # [b, s, 3, a, d]
-        q, k, v = heads.permute(2, 0, 3, 1, 4)  # [b, a, s, d] each
-        mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).flatten(2))
-        return x + self.down(gelu(self.up(self.norm_2(x))))
-
-
-class Gpt(nn.Module):
-    """Embedding and output share one matrix, as in GPT-2."""
-
-    def __init__(self):
-        super().__init__()
-        self.tokens = nn.Embedding(VOCAB, WIDTH)
-        self.places = nn.Parameter(torch.randn(SEQUENCE, WIDTH) * 0.02)
-        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
-        self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, VOCAB, bias=False)
-        self.head.weight = self.tokens.weight
-
-    def forward(self, tokens):
-        x = self.tokens(tokens) + self.places
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
 
 
 def theirs():
     """(model, what ends a step) with fully_shard on each block and on the root."""
-    model = Gpt()
+    model = SmallGpt(SHAPE)
     for block in model.blocks:
         fully_shard(block)
     fully_shard(model)
@@ -76,17 +42,17 @@ def theirs():
 
 
 def ours():
-    model = Gpt()
+    model = SmallGpt(SHAPE)
     return model, Zero3(model, model.blocks, lr=1e-4).step
 
 
 def stage_1():
-    model = Gpt()
+    model = SmallGpt(SHAPE)
     return model, Zero1(model, lr=1e-4, bucket_bytes=2**20).step
 
 
 def stage_2():
-    model = Gpt()
+    model = SmallGpt(SHAPE)
     return model, Zero2(model, lr=1e-4, bucket_bytes=2**20).step
 
 
@@ -100,9 +66,8 @@ VERSIONS = {
 
 
 def one_step(model, finish) -> None:
-    tokens = torch.randint(VOCAB, (BATCH, SEQUENCE))
-    loss = cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-    loss.backward()
+    tokens = torch.randint(SHAPE.vocab, (BATCH, SHAPE.sequence + 1))
+    next_token_loss(model, tokens).backward()
     finish()
 
 
@@ -146,7 +111,7 @@ def main(repeats: int = 15) -> dict[str, tuple[float, float]]:
     medians = {name: statistics.median(took) for name, took in times.items()}
     peaks = {name: peak_bytes(name) for name in VERSIONS}
     print(
-        f"a GPT of {sum(p.numel() for p in Gpt().parameters()):,} parameters, float32, ",
+        f"a GPT of {SHAPE.parameters:,} parameters, float32, ",
         end="",
     )
     print(f"{RANKS} ranks; time on gloo, median of {repeats}; peak of tensors, metered")

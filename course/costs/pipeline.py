@@ -20,13 +20,13 @@ from dataclasses import dataclass
 
 def bubble_of_total(ranks: int, micro_batches: int, chunks: int = 1) -> float:
     """(p-1) / (vm + p-1): idle time / all time of GPipe, 1F1B, and 1F1B interleaved."""
-    _check(ranks=ranks, micro_batches=micro_batches, chunks=chunks)
+    check_counts(ranks=ranks, micro_batches=micro_batches, chunks=chunks)
     return (ranks - 1) / (chunks * micro_batches + ranks - 1)
 
 
 def bubble_of_ideal(ranks: int, micro_batches: int, chunks: int = 1) -> float:
     """(p-1) / (vm): idle time / time of work. Narayanan 2021, sections 2.2.1, 2.2.2."""
-    _check(ranks=ranks, micro_batches=micro_batches, chunks=chunks)
+    check_counts(ranks=ranks, micro_batches=micro_batches, chunks=chunks)
     return (ranks - 1) / (chunks * micro_batches)
 
 
@@ -47,7 +47,9 @@ def ideal_from_total(of_total: float) -> float:
 
 def micro_batches(global_batch: int, data_parallel: int, micro_batch: int) -> int:
     """m = B / (dp b): all that a global batch of B sequences leaves to fill a pipeline."""
-    _check(global_batch=global_batch, data_parallel=data_parallel, micro_batch=micro_batch)
+    check_counts(
+        global_batch=global_batch, data_parallel=data_parallel, micro_batch=micro_batch
+    )
     each = data_parallel * micro_batch
     if global_batch % each:
         raise ValueError(
@@ -59,7 +61,7 @@ def micro_batches(global_batch: int, data_parallel: int, micro_batch: int) -> in
 
 def least_micro_batches(ranks: int, of_total: float, chunks: int = 1) -> int:
     """The smallest m whose bubble is at most of_total: (p-1)(1-x) / (vx), rounded up."""
-    _check(ranks=ranks, chunks=chunks)
+    check_counts(ranks=ranks, chunks=chunks)
     if not 0 < of_total < 1:
         raise ValueError(f"of_total must be between 0 and 1, not {of_total}")
     exact = (ranks - 1) * (1 - of_total) / (chunks * of_total)
@@ -82,7 +84,7 @@ class Step:
     message_s: float = 0.0
 
     def __post_init__(self):
-        _check(ranks=self.ranks, micro_batches=self.micro_batches, chunks=self.chunks)
+        check_counts(ranks=self.ranks, micro_batches=self.micro_batches, chunks=self.chunks)
 
     @property
     def work_s(self) -> float:
@@ -248,7 +250,8 @@ BUBBLES: dict[str, Callable[[Step], float]] = {
 }
 
 
-def _check(**counts: int) -> None:
+def check_counts(**counts: int) -> None:
+    """Raises ValueError for the first that is below 1."""
     for name, count in counts.items():
         if count < 1:
             raise ValueError(f"{name} must be 1 or more, not {count}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
+from course.costs.pipeline import check_counts
 from course.facts_models import Model
 
 # --- Held --------------------------------------------------------------------------------
@@ -28,7 +29,7 @@ def in_flight(
         raise ValueError(
             f"schedule must be one of {', '.join(IN_FLIGHT)}, not {schedule!r}"
         )
-    _check(ranks=ranks, micro_batches=micro_batches, chunks=chunks)
+    check_counts(ranks=ranks, micro_batches=micro_batches, chunks=chunks)
     if not 0 <= rank < ranks:
         raise ValueError(f"rank must be from 0 to {ranks - 1}, not {rank}")
     held, own_chunks = IN_FLIGHT[schedule](ranks, rank, micro_batches, chunks)
@@ -53,7 +54,9 @@ IN_FLIGHT: dict[str, Callable[[int, int, int, int], tuple[int, int]]] = {
 
 def message_bytes(micro_batch: int, sequence: int, hidden: int, itemsize: int = 2) -> int:
     """One message: b s h numbers, forward as backward. Narayanan section 3.2."""
-    _check(micro_batch=micro_batch, sequence=sequence, hidden=hidden, itemsize=itemsize)
+    check_counts(
+        micro_batch=micro_batch, sequence=sequence, hidden=hidden, itemsize=itemsize
+    )
     return micro_batch * sequence * hidden * itemsize
 
 
@@ -62,7 +65,7 @@ def crossings(ranks: int, chunks: int = 1, v_shape: bool = False) -> int:
 
     In a loop the last rank hands on to the first, in a V the last rank to itself.
     """
-    _check(ranks=ranks, chunks=chunks)
+    check_counts(ranks=ranks, chunks=chunks)
     if ranks == 1:
         return 0
     return 2 * (ranks - 1) if v_shape else ranks * chunks - 1
@@ -83,7 +86,7 @@ def gpipe_step_s(
 
     [derived] Every stage but the slowest only fills and drains.
     """
-    _check(micro_batches=micro_batches)
+    check_counts(micro_batches=micro_batches)
     return sum(
         sum(seconds) + (micro_batches - 1) * max(seconds)
         for seconds in (forwards_s, backwards_s)
@@ -97,7 +100,7 @@ def least_step_s(stages_s: Sequence[float], micro_batches: int) -> float:
     stages before it, and the last has to go back through them. 1F1B lies between this
     and gpipe_step_s.
     """
-    _check(micro_batches=micro_batches)
+    check_counts(micro_batches=micro_batches)
     before = accumulate(stages_s, initial=0.0)
     pairs = zip(before, stages_s, strict=False)
     return max(ahead + micro_batches * own for ahead, own in pairs)
@@ -115,7 +118,7 @@ def unit_flops(model: Model, sequence: int) -> tuple[float, ...]:
     sequence: 24h^2 + 4sh in GPT's block, 2hV in the head (Narayanan, appendix). To look
     up an embedding takes none. A backward is twice as much.
     """
-    _check(sequence=sequence)
+    check_counts(sequence=sequence)
     if model.latent is not None:
         raise ValueError(f"model must be without latent attention, not {model.name}")
     layers = (
@@ -143,7 +146,7 @@ def best_cuts(costs: Sequence[float], stages: int) -> tuple[range, ...]:
     Each stage has one unit at least. Of equally good cuts, the one with the smallest sum
     of squares: the most even. Exact, by dynamic programming, O(units^2 stages).
     """
-    _check(stages=stages)
+    check_counts(stages=stages)
     if len(costs) < stages:
         raise ValueError(f"stages must be at most the {len(costs)} units, not {stages}")
     if min(costs) < 0:
@@ -178,9 +181,3 @@ def _best(
             for k in range(stage, units - stages + stage + 1)
         }
     return best[units]
-
-
-def _check(**counts: int) -> None:
-    for name, count in counts.items():
-        if count < 1:
-            raise ValueError(f"{name} must be 1 or more, not {count}")

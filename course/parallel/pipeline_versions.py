@@ -152,12 +152,7 @@ def add_up_tied(tied: nn.Parameter | None, schedule: Schedule) -> None:
 
 
 def begin_pipeline(
-    way: str,
-    shape: Model,
-    batch: int,
-    micro_batches: int,
-    chunks: int = 2,
-    learning_rate: float = 1e-3,
+    way: str, shape: Model, batch: int, micro_batches: int, chunks: int = 2
 ) -> Callable[[], torch.Tensor]:
     """Build this rank's part of the GPT; what is returned does a step, and gives its loss.
 
@@ -167,7 +162,7 @@ def begin_pipeline(
     torch.manual_seed(0)
     model = SmallGpt(shape)
     if way == "serial":
-        return _training(model, _serial(model), shape, batch, learning_rate)
+        return _training(model, _serial(model), shape, batch)
     schedule = schedule_of(way, dist.get_world_size(), micro_batches, chunks)
     me, last = dist.get_rank(), schedule.stages - 1
     parts = enumerate(cut_gpt(model, schedule.stages))
@@ -175,7 +170,7 @@ def begin_pipeline(
     tied = model.head.weight if {0, last} & set(mine) else None
     like = torch.empty(batch // micro_batches, shape.sequence, shape.hidden)
     work = step_of(way, mine, schedule, token_loss, like=like, tied=tied)
-    return _training(nn.ModuleList(mine.values()), work, shape, batch, learning_rate)
+    return _training(nn.ModuleList(mine.values()), work, shape, batch)
 
 
 def _serial(model: SmallGpt) -> Step:
@@ -187,8 +182,8 @@ def _serial(model: SmallGpt) -> Step:
     return work
 
 
-def _training(mine: nn.Module, work: Step, shape: Model, batch: int, learning_rate: float):
-    optimizer = torch.optim.AdamW(mine.parameters(), lr=learning_rate)
+def _training(mine: nn.Module, work: Step, shape: Model, batch: int):
+    optimizer = torch.optim.AdamW(mine.parameters(), lr=1e-3)
     batches = token_batches(shape, batch)
 
     def step() -> torch.Tensor:
@@ -202,10 +197,10 @@ def _training(mine: nn.Module, work: Step, shape: Model, batch: int, learning_ra
 
 
 def train_pipeline(
-    way: str, shape: Model, batch: int, micro_batches: int, steps: int, chunks: int = 2
+    way: str, shape: Model, batch: int, micro_batches: int, steps: int
 ) -> list[float]:
     """The loss of each step, which every rank has."""
-    step = begin_pipeline(way, shape, batch, micro_batches, chunks)
+    step = begin_pipeline(way, shape, batch, micro_batches)
     return [step().item() for _ in range(steps)]
 
 

@@ -40,9 +40,9 @@ def problems(schedule: Schedule, most_in_flight: float | None = None) -> list[st
     return found or [*_deadlock(schedule), *_memory(schedule, most_in_flight)]
 
 
-def require_valid(schedule: Schedule, most_in_flight: float | None = None) -> Schedule:
+def require_valid(schedule: Schedule) -> Schedule:
     """The schedule itself. Raises ValueError with what is wrong."""
-    found = problems(schedule, most_in_flight)
+    found = problems(schedule)
     if found:
         more = f" And {len(found) - SHOWN} more." if len(found) > SHOWN else ""
         raise ValueError(f"{schedule.name}: {' '.join(found[:SHOWN])}{more}")

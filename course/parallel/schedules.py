@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from course.costs.pipeline import check_counts
+
 FORWARD, BACKWARD = "F", "B"
 INPUT_GRADIENT, WEIGHT_GRADIENT = "I", "W"  # the two halves of a backward, split
 
@@ -56,10 +58,7 @@ class Schedule:
 
 def check_sizes(ranks: int, micro_batches: int, chunks: int = 1, groups=False) -> None:
     """Raises ValueError for a count below 1, and in groups where p does not divide m."""
-    counts = {"ranks": ranks, "micro_batches": micro_batches, "chunks": chunks}
-    for name, count in counts.items():
-        if count < 1:
-            raise ValueError(f"{name} must be 1 or more, not {count}")
+    check_counts(ranks=ranks, micro_batches=micro_batches, chunks=chunks)
     if groups and micro_batches % ranks:
         raise ValueError(
             f"micro_batches must be a multiple of ranks, not {micro_batches} of {ranks}"

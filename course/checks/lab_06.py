@@ -35,10 +35,14 @@ def routes_of(shape) -> Routes:
     return [[t[: k - (numbers.random() < 0.2)] for t in one] for one in routes]
 
 
+def _copies(routes: Routes) -> list[np.ndarray]:
+    """The experts of each rank's copies, token after token."""
+    return [np.array([e for token in one for e in token], int) for one in routes]
+
+
 def matrix_of(routes: Routes, experts: int, row_bytes: int) -> np.ndarray:
     """The answer: [source, destination], nothing on the diagonal."""
-    copies = [np.array([e for token in one for e in token], int) for one in routes]
-    matrix = routed_matrix(copies, experts, row_bytes)
+    matrix = routed_matrix(_copies(routes), experts, row_bytes)
     return matrix * ~np.eye(len(routes), dtype=bool)
 
 
@@ -78,7 +82,7 @@ class TrafficMatrix(Exercise):
 def _matrix_slips(routes: Routes, experts: int, row_bytes: int) -> dict[str, np.ndarray]:
     ranks, want = len(routes), matrix_of(routes, experts, row_bytes)
     homes = np.array(in_order(experts, ranks))
-    whole = [np.array([e for token in one for e in token], int) for one in routes]
+    whole = _copies(routes)
     first = [[token[:1] for token in one] for one in routes]
     once = [[[*{homes[e]: e for e in token}.values()] for token in one] for one in routes]
     in_turn = [[[e % ranks * (experts // ranks) for e in t] for t in o] for o in routes]

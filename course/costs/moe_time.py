@@ -226,12 +226,21 @@ def forward_seconds(
     }
 
 
+def step_parts(
+    layer: Layer, cluster: Cluster, ranks: int, visits: Sequence[float] | None = None
+) -> dict[str, float]:
+    """{"exchanges", "experts"}: forward and backward, arguments of `forward_seconds`.
+
+    Every exchange twice, the products three times: backward multiplies twice, for the
+    inputs' and for the weights' gradients.
+    """
+    once = forward_seconds(layer, cluster, ranks, visits)
+    exchanges = 2 * (once["dispatch"] + once["combine"])
+    return {"exchanges": exchanges, "experts": 3 * once["experts"]}
+
+
 def step_seconds(
     layer: Layer, cluster: Cluster, ranks: int, visits: Sequence[float] | None = None
 ) -> float:
-    """Forward and backward of one layer: every exchange twice, the products three times.
-
-    Backward multiplies twice, for the inputs' and for the weights' gradients.
-    """
-    parts = forward_seconds(layer, cluster, ranks, visits)
-    return 2 * (parts["dispatch"] + parts["combine"]) + 3 * parts["experts"]
+    """Forward and backward of one layer, nothing overlapped: the sum of `step_parts`."""
+    return sum(step_parts(layer, cluster, ranks, visits).values())

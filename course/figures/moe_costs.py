@@ -97,9 +97,10 @@ def _matrix_words(cluster: Cluster, matrix: np.ndarray) -> str:
 def mixture(experts: int, top_k: int) -> Model:
     """Mixtral with other experts, narrower where a token visits more: its work is the same.
 
-    k experts of inner width 28672 / k.
+    k experts whose inner widths add up to those that a token of Mixtral visits.
     """
-    shape = Experts(experts, top_k, hidden=2 * 14336 // top_k)
+    met = MIXTRAL_8X7B.experts.active * MIXTRAL_8X7B.experts.hidden
+    shape = Experts(experts, top_k, hidden=met // top_k)
     return replace(MIXTRAL_8X7B, name=f"{experts} experts", experts=shape, published=0)
 
 
@@ -128,7 +129,7 @@ def experts_and_ranks(
     ]
     visits = moe.visits_of(moe.popularity(experts, skew), top_k)
     layer = moe_time.Layer(tokens, model.hidden, model.experts.hidden, experts, top_k)
-    times = [moe_time.forward_seconds(layer, cluster, n, visits) for n in sizes]
+    times = [moe_time.step_parts(layer, cluster, n, visits) for n in sizes]
     memory = [_states(model, cluster.ranks, n) for n in sizes]
     figure = theme.new_figure(
         f"{experts} experts, top-{top_k}, on {cluster.name}",
@@ -170,8 +171,7 @@ def _two_panels(sizes: list[int], node: Node) -> dict:
 
 
 def _time_bars(sizes, times) -> list[dict]:
-    exchanges = [2e3 * (t["dispatch"] + t["combine"]) for t in times]
-    work = [3e3 * t["experts"] for t in times]
+    work, exchanges = ([1e3 * t[part] for t in times] for part in ("experts", "exchanges"))
     return [
         _bars("experts at work", work, sizes, theme.BLUE, "", "ms"),
         _bars("four exchanges", exchanges, sizes, theme.VERMILLION, "/", "ms"),
@@ -218,13 +218,11 @@ def _add_limit(figure: go.Figure, node: Node, count: int) -> None:
 
 
 def _costs_words(sizes, times, memory, most: float) -> str:
-    step = [2 * (t["dispatch"] + t["combine"]) + 3 * t["experts"] for t in times]
-    shares = [
-        2 * (t["dispatch"] + t["combine"]) / s for t, s in zip(times, step, strict=True)
-    ]
+    step_s = sum(times[-1].values())
+    share = times[-1]["exchanges"] / step_s
     fits = [n for n, parts in zip(sizes, memory, strict=True) if sum(parts) <= most]
     first = f"Model states fit from EP {fits[0]} on" if fits else "Model states never fit"
     return (
-        f"{first}. At EP {sizes[-1]}: {write_seconds(step[-1])} a layer, "
-        f"{100 * shares[-1]:.0f} % of it in exchanges, if nothing overlaps."
+        f"{first}. At EP {sizes[-1]}: {write_seconds(step_s)} a layer, "
+        f"{100 * share:.0f} % of it in exchanges, if nothing overlaps."
     )

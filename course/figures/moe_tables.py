@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from course.costs import moe, moe_size
+from course.costs.recipes import BF16_ADAM
 from course.facts import GB, MIB
 from course.facts_models import Model
 from course.quantities import write
@@ -13,8 +14,8 @@ from course.quantities import write
 def twins_table(model: Model, sequence: int) -> str:
     """The mixture, a dense model of equal work and one of equal size, a row each.
 
-    Model states at 16 bytes a parameter; FLOPs of forward and backward for one token of a
-    sequence of so many.
+    Model states of BF16_ADAM, 16 bytes a parameter; FLOPs of forward and backward for one
+    token of a sequence of so many.
     """
     size = model.experts.count
     models = {
@@ -27,9 +28,10 @@ def twins_table(model: Model, sequence: int) -> str:
 
 def _twin(name: str, model: Model, sequence: int) -> str:
     flops = moe_size.training_flops_per_token(model, sequence=sequence)
+    states = BF16_ADAM.bytes_per_parameter * model.parameters
     return (
         f"{name:<17} {model.parameters / 1e9:4.1f} B parameters, states "
-        f"{16 * model.parameters / GB:3.0f} GB, {flops / 1e9:3.0f} GFLOPs a token"
+        f"{states / GB:3.0f} GB, {flops / 1e9:3.0f} GFLOPs a token"
     )
 
 

@@ -1,11 +1,12 @@
-"""A router so small that it is trained again at every move of a slider. numpy, no torch.
+"""A router so small that it is trained again at every move of a slider, in numpy.
 
 Token t likes expert e as much as g[t, e] - skew log(e + 1) + bias[e]. The g are fixed
 Gumbel numbers, so that without a bias expert e is a token's first choice with Zipf's
 chance, as in `course.costs.moe.visits_of`. Only the bias learns: it goes down
     weight * (Switch's balance loss, without its alpha) + PULL / 2 * sum of bias^2
 where the second term stands for the task, which would rather keep its favourites. What is
-real: the loss, its gradient, top-k. What is not: that one number an expert is a router.
+real: the loss, its gradient, top-k, queues. What is not: that one number an expert is a
+router.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
+import torch
+
+from course.parallel import moe_balance
 
 PULL = 0.02
 STEPS = 40
@@ -79,13 +83,5 @@ def loads(chosen: np.ndarray, experts: int) -> np.ndarray:
 
 
 def places(chosen: np.ndarray) -> np.ndarray:
-    """Place of each copy in the queue of its expert, from 0, (tokens, k).
-
-    All first choices come before all second ones: GShard (arXiv 2006.16668), algorithm 1.
-    """
-    found, queues = np.zeros_like(chosen), {}
-    for i in range(chosen.shape[1]):
-        for token, expert in enumerate(chosen[:, i]):
-            found[token, i] = queues.get(expert, 0)
-            queues[expert] = found[token, i] + 1
-    return found
+    """Place of each copy in the queue of its expert, (tokens, k): the package's own."""
+    return moe_balance.places(torch.from_numpy(chosen)).numpy()

@@ -91,7 +91,7 @@ def same_bytes(task: Task, hidden: int) -> dict[str, Callable[[], None]]:
     """{what: call}, all with the same rows of so many float32, by the routes of `task`.
 
     "plain" is two all-to-alls whose sizes are known; the layer's two ways also exchange
-    counts, and sort by expert.
+    counts, and bring rows into the order of experts.
     """
     moe, mine = build("EP", task).moe, my_tokens(task)
     routing = routed(moe.router, mine, task.capacity_factor)

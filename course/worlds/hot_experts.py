@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -61,10 +61,7 @@ def time_hot(
     """Every case, timed in turn. cases: {name: (task, steps of training before)}."""
     begun = {name: begin_hot(*case, row_s) for name, case in cases.items()}
     seconds = time_steps({name: step for name, (step, _) in begun.items()}, repeats)
-    return {
-        name: Hot(hot.rows, hot.dropped, hot.error, seconds[name])
-        for name, (_, hot) in begun.items()
-    }
+    return {name: replace(hot, seconds=seconds[name]) for name, (_, hot) in begun.items()}
 
 
 def one_hot_step(task: Task, train: int, row_s: float) -> None:

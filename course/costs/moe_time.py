@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from course.costs.collectives import Cost, check_nbytes, cost
-from course.costs.hierarchical import TwoLevelCost, bisection_bytes
+from course.costs.hierarchical import TwoLevelCost, bisection_seconds
 from course.costs.moe import check_routing, loads_of, rank_loads
 from course.costs.moe_traffic import expected_matrix, port_bytes, reached
 from course.costs.topology import Cluster
@@ -91,7 +91,7 @@ def cut_seconds(
     bandwidth = one_way if both_ways is None else both_ways / 2
     if bandwidth <= 0:
         raise ValueError(f"bytes per second must be positive, not {one_way or both_ways}")
-    return bisection_bytes(ranks, nbytes) / bandwidth
+    return bisection_seconds(ranks, nbytes, bandwidth)
 
 
 def pessimistic_cut_seconds(ranks: int, nbytes: float, one_way: float) -> float:

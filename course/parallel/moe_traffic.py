@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from course.costs.moe_traffic import routed_matrix
 from course.parallel.moe import routed, ways_over
-from course.parallel.moe_exchange import announce, permute, totals
+from course.parallel.moe_exchange import permute, plan, totals
 from course.parallel.moe_versions import PAIR, Task, batches, build, check_tokens
 
 ITEM_BYTES = 8  # float64
@@ -26,7 +26,7 @@ def dispatch_once(way: str, task: Task) -> None:
     check_tokens(way, task)
     moe, mine = build(way, task).moe, my_tokens(task)
     routing = routed(moe.router, mine, task.capacity_factor)
-    how = announce(routing.kept_load(), moe.group)()
+    how = plan(routing.kept_load(), moe.group)
     rows, _ = permute(mine, routing)
     moe.dispatch(rows.detach(), how)
 
@@ -97,7 +97,7 @@ def same_bytes(task: Task, hidden: int) -> dict[str, Callable[[], None]]:
     routing = routed(moe.router, mine, task.capacity_factor)
     rows, _ = permute(torch.ones(len(mine), hidden, dtype=torch.float32), routing)
     load = routing.kept_load()
-    how = announce(load)()
+    how = plan(load)
     sizes = totals(how.outgoing), totals(how.incoming)
     calls = {"plain": partial(_plain, rows, *sizes)}
     for name, pairs in (("EP", False), ("EP pairs", True)):
@@ -115,5 +115,5 @@ def _plain(rows: torch.Tensor, sends: list[int], receives: list[int]) -> None:
 @torch.no_grad()
 def _by_hand(rows: torch.Tensor, load: torch.Tensor, ways: tuple) -> None:
     there, back = ways
-    how = announce(load)()
+    how = plan(load)
     back(there(rows, how), how)

@@ -6,7 +6,7 @@ a  heads                     d  width of a head           v  vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -38,23 +38,27 @@ class GptBlock(nn.Module):
 class SmallGpt(nn.Module):
     """As many parameters as `shape.parameters` says. Output and embedding share a matrix.
 
+    block: makes one, block(shape)
     Raises ValueError for a shape that is not of GPT-2's kind.
     """
 
-    def __init__(self, shape: Model):
+    def __init__(self, shape: Model, block: Callable[[Model], nn.Module] = GptBlock):
         super().__init__()
         if not (shape.gpt and shape.tied):
             raise ValueError(f"shape must be one of facts_models.gpt, not {shape.name}")
         self.tokens = nn.Embedding(shape.vocab, shape.hidden)
         self.places = nn.Parameter(torch.randn(shape.sequence, shape.hidden) * 0.02)
-        self.blocks = nn.ModuleList(GptBlock(shape) for _ in range(shape.layers))
+        self.blocks = nn.ModuleList(block(shape) for _ in range(shape.layers))
         self.norm = nn.LayerNorm(shape.hidden)
         self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
         self.head.weight = self.tokens.weight
         nn.init.normal_(self.tokens.weight, std=0.02)
 
+    def embedded(self, tokens: torch.Tensor) -> torch.Tensor:  # [b, s] -> [b, s, h]
+        return self.tokens(tokens) + self.places[: tokens.shape[1]]
+
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:  # [b, s] -> [b, s, v]
-        x = self.tokens(tokens) + self.places[: tokens.shape[1]]
+        x = self.embedded(tokens)
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))

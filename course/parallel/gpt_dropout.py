@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from course.facts_models import Model
+from course.parallel.gpt import SmallGpt
 
 DROPPED = 0.1
 
@@ -55,21 +56,14 @@ class DropoutLayer(nn.Module):
         return x + drop_some(self.down(F.gelu(self.up(self.norms[1](x)))))
 
 
-class DropoutGpt(nn.Module):
-    """A whole GPT of that shape; output and embedding share a matrix."""
+class DropoutGpt(SmallGpt):
+    """A whole GPT of these layers, with a dropout behind the embedding."""
 
     def __init__(self, shape: Model):
-        super().__init__()
-        self.words = nn.Embedding(shape.vocab, shape.hidden)
-        self.places = nn.Embedding(shape.sequence, shape.hidden)
-        layers = (DropoutLayer(shape.hidden, shape.heads) for _ in range(shape.layers))
-        self.layers, self.norm = nn.ModuleList(layers), nn.LayerNorm(shape.hidden)
+        super().__init__(shape, lambda shape: DropoutLayer(shape.hidden, shape.heads))
 
-    def forward(self, words: torch.Tensor) -> torch.Tensor:  # [b, s] -> [b, s, v]
-        x = drop_some(self.words(words) + self.places(torch.arange(words.shape[1])))
-        for layer in self.layers:
-            x = layer(x)
-        return F.linear(self.norm(x), self.words.weight)
+    def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+        return drop_some(super().embedded(tokens))
 
 
 def adamw_steps(model: nn.Module, tokens: torch.Tensor, steps: int) -> None:

@@ -84,8 +84,8 @@ function showsLatest(model, show) {
   }
   function answered() {
     take(model.get("picture"));
-    const wanted = next && key(next) !== ahead.at;
-    if (wanted && shown.move === count) model.send({ ahead: next });
+    if (!next || shown.move < count) return; // more answers are on their way
+    if (key(next) !== ahead.at) model.send({ ahead: next });
     next = null;
   }
   function moved(further) {

@@ -263,10 +263,10 @@ def ways_over(group, levels: tuple | None, pairs: bool) -> tuple:
 
 def check_levels(group, inside, across) -> None:
     ranks = dist.get_world_size(group)
-    k, g = dist.get_world_size(across), dist.get_world_size(inside)
-    if k * g != ranks:
+    nodes, g = dist.get_world_size(across), dist.get_world_size(inside)
+    if nodes * g != ranks:
         raise ValueError(
-            f"levels must make up the group ({ranks} ranks), not {k} nodes of {g}"
+            f"levels must make up the group ({ranks} ranks), not {nodes} nodes of {g}"
         )
 
 

@@ -111,10 +111,10 @@ def two_level_all_to_all(
     """`all_to_all` in two steps: across nodes on my own rail, then inside the node.
 
     The rows for all g ranks of another node go to my counterpart there in one message,
-    who hands them on: a rank has k - 1 messages that leave the node, not (k - 1) g, with
+    who hands them on: a rank has N - 1 messages that leave the node, not (N - 1) g, with
     the same bytes. The fast wires inside carry what they need not in a flat all-to-all.
 
-    inside: group of my node's g ranks; across: of the ranks with my place in all k nodes.
+    inside: group of my node's g ranks; across: of the ranks with my place in all N nodes.
     Ranks are counted node by node. `course.parallel.hierarchical.node_groups` makes both.
     """
     g = dist.get_world_size(inside)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from course.checks.pipeline_orders import words_of
 from course.parallel.pipeline_messages import with_messages, with_messages_naively
 from course.parallel.schedules import Action, Schedule
-from tests.exercise_answers import stub, untouched
+from tests.exercise_answers import untouched
 
-__all__ = ["RIGHT", "WRONG", "stub"]
+__all__ = ["RIGHT", "WRONG"]
 
 # --- The order ------------------------------------------------------------------------
 

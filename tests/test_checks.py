@@ -13,47 +13,23 @@ from course.checks.exercise import OnRanks
 from course.checks.grading import _cluster, _on_rank
 from course.checks.traffic import steps_of
 from course.checks.verdict import KINDS
+from tests import exercise_answers
 from tests.exercise_answers import RIGHT, WRONG, recurses, stub
+from tests.graded import Graded
 from tests.zero_answers import WRONG as WRONG_IN_08
 
-right_answers = [(name, f) for name, answers in RIGHT.items() for f in answers]
 wrong_answers = [(name, *answer) for name, answers in WRONG.items() for answer in answers]
 # Exercises of labs have their own tests, beside the lab's.
 asked = [name for chapter in ("02", "03", "04") for name in exercises(chapter)]
 on_ranks = [name for name in asked if isinstance(exercise(name), OnRanks)]
 
 
-def names_of(answers):
-    return [f"{answer[0]}: {answer[1].__name__}" for answer in answers]
+class TestGraders(Graded):
+    asked, answers = asked, exercise_answers
 
 
-def test_every_exercise_has_answers():
-    assert set(asked) == set(RIGHT) == set(WRONG)
-    assert all(len(answers) >= 4 for answers in WRONG.values())
+def test_each_exercise_stands_once():
     assert len(asked) == len(set(asked)) == 12 and set(asked) <= set(exercises())
-
-
-@pytest.mark.parametrize("name, answer", right_answers, ids=names_of(right_answers))
-def test_a_right_answer_passes(name, answer):
-    verdict = check(name, answer)
-    assert (verdict.kind, verdict.passed) == ("right", True), verdict.text
-    assert verdict.text.startswith("right: ")
-
-
-@pytest.mark.parametrize(
-    "name, answer, kind, words", wrong_answers, ids=names_of(wrong_answers)
-)
-def test_a_wrong_answer_is_told_what_is_wrong(name, answer, kind, words):
-    verdict = check(name, answer)
-    assert (verdict.kind, verdict.passed) == (kind, False), verdict.text
-    assert words in verdict.text
-    assert "course/checks" not in verdict.text
-
-
-@pytest.mark.parametrize("name", asked)
-def test_the_stub_is_not_attempted(name, capsys):
-    assert check(name, stub) == Verdict("not attempted", "not attempted", False)
-    assert capsys.readouterr().out == "not attempted\n"
 
 
 def test_all_kinds_of_verdict_are_given_by_some_answer():
@@ -188,7 +164,6 @@ def test_an_exercise_tells_task_signature_size_and_target():
     assert "def my_reduce_scatter(tensor): return piece" in text
     assert "Size: about 10 lines." in text
     assert "no rank sends more than 24 bytes, in 3 steps" in " ".join(text.split())
-    assert all(len(line) <= 92 for n in asked for line in repr(exercise(n)).split("\n"))
 
 
 def test_a_verdict_has_a_kind_that_exists():

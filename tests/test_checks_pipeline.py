@@ -2,58 +2,27 @@
 
 import pytest
 
-from course.checks import check, exercise, exercises
+from course.checks import check, exercises
 from course.checks.pipeline_orders import held, item_of, stands_at, units, words_of
 from course.parallel.pipeline_messages import with_messages, with_messages_naively
 from course.parallel.schedules import gpipe, one_f_one_b
-from tests.pipeline_answers import RIGHT, WRONG, stub
+from tests import pipeline_answers
+from tests.graded import Graded
+from tests.pipeline_answers import RIGHT
 
 asked = exercises("10")
-right_answers = [(name, f) for name, answers in RIGHT.items() for f in answers]
-wrong_answers = [(name, *answer) for name, answers in WRONG.items() for answer in answers]
-each_exercise = pytest.mark.parametrize("name", asked)
 
 
-def names_of(answers):
-    return [f"{answer[0]}: {answer[1].__name__}" for answer in answers]
+class TestGraders(Graded):
+    asked, answers = asked, pipeline_answers
+    in_wrong = ("case: ",)
 
 
-def test_every_exercise_has_answers():
-    assert set(asked) == set(RIGHT) == set(WRONG) and len(asked) == 3
-    assert all(len(answers) >= 4 for answers in WRONG.values())
+def test_there_are_three():
+    assert len(asked) == 3
 
 
-@pytest.mark.parametrize("name, answer", right_answers, ids=names_of(right_answers))
-def test_a_right_answer_passes(name, answer):
-    verdict = check(name, answer)
-    assert (verdict.kind, verdict.passed) == ("right", True), verdict.text
-    assert verdict.text.startswith("right: ")
-
-
-@pytest.mark.parametrize(
-    "name, answer, kind, words", wrong_answers, ids=names_of(wrong_answers)
-)
-def test_a_wrong_answer_is_told_what_is_wrong(name, answer, kind, words):
-    verdict = check(name, answer)
-    assert (verdict.kind, verdict.passed) == (kind, False), verdict.text
-    assert words in verdict.text
-    assert "case: " in verdict.text and "course/checks" not in verdict.text
-
-
-@each_exercise
-def test_the_stub_is_not_attempted(name, capsys):
-    assert check(name, stub).kind == "not attempted"
-    assert capsys.readouterr().out == "not attempted\n"
-
-
-@each_exercise
-def test_the_task_fits_the_page(name):
-    text = repr(exercise(name))
-    assert all(len(line) <= 92 for line in text.split("\n"))
-    assert exercise(name).signature in text
-
-
-@each_exercise
+@pytest.mark.parametrize("name", asked)
 def test_an_answer_that_changes_what_it_was_given_is_graded_all_the_same(name):
     def empties(*orders):
         answer = RIGHT[name][0](*orders)

@@ -39,7 +39,7 @@ from course.worlds.hot_experts import Hot, time_hot
 from course.worlds.profile import recording
 from course.worlds.sleep_experts import step_seconds
 from course.worlds.step_meter import time_steps
-from course.worlds.timing import lines_of
+from course.worlds.timing import lines_of, time_lines
 
 TOLERANCE = 1e-9  # of losses in float64, relative
 STRAIGHT = ("EP", "EP pairs", "EP x DP")  # ways whose rows go straight to their experts
@@ -112,7 +112,7 @@ def report(run, task: Task, row_s: float) -> str:
             loss_lines(losses),
             byte_lines(sent, task),
             hot_lines(hot, row_s),
-            time_lines(seconds),
+            time_lines("dispatch and combine", seconds, "plain"),
         ]
     )
 
@@ -159,13 +159,6 @@ def hot_lines(hot: list[dict[str, Hot]], row_s: float) -> str:
         cells = [" ".join(map(str, each)), str(dropped), f"{mine.error:.3f}"]
         times = [write_seconds(said), write_seconds(mine.seconds)]
         rows.append([name, *cells, *times, f"{mine.seconds / said:.2f}"])
-    return lines_of(rows)
-
-
-def time_lines(seconds: dict[str, float]) -> str:
-    rows = [["dispatch and combine", "time", "ratio to plain"]]
-    for way, s in seconds.items():
-        rows.append([way, write_seconds(s), f"{s / seconds['plain']:.2f}"])
     return lines_of(rows)
 
 

@@ -37,7 +37,7 @@ from course.worlds import torchrun_main
 from course.worlds.asleep import begin_asleep
 from course.worlds.box import describe_box
 from course.worlds.step_meter import StepCost, meter_steps, time_steps
-from course.worlds.timing import lines_of
+from course.worlds.timing import lines_of, time_lines
 
 TOLERANCE = 1e-4  # of losses in float32, relative
 CHUNKS = 2
@@ -87,7 +87,7 @@ def report(run, shape: Model, batch: int, m: int, sleep_s: float) -> str:
             loss_lines(costs[0]),
             byte_lines(costs, shape, batch, m),
             asleep_lines(asleep, run.ranks, m, sleep_s),
-            time_lines(seconds),
+            time_lines("a step of the GPT", seconds, "1F1B"),
         ]
     )
 
@@ -128,13 +128,6 @@ def asleep_lines(seconds: dict[str, float], ranks: int, m: int, sleep_s: float) 
         times = write_seconds(said.makespan_s), write_seconds(s)
         shares = f"{said.bubble_of_total():.1%}", f"{bubble:.1%}"
         rows.append([way, *times, f"{s / said.makespan_s:.2f}", *shares])
-    return lines_of(rows)
-
-
-def time_lines(seconds: dict[str, float]) -> str:
-    rows = [["a step of the GPT", "time", "ratio to 1F1B"]]
-    for way, s in seconds.items():
-        rows.append([way, write_seconds(s), f"{s / seconds['1F1B']:.2f}"])
     return lines_of(rows)
 
 

@@ -23,11 +23,11 @@ import torch.distributed as dist
 from course.costs.zero_step import ZeroStep, zero_step
 from course.facts_models import Model, gpt
 from course.parallel.zero_versions import STAGE, WAYS, begin_training
-from course.quantities import write_bytes, write_seconds
+from course.quantities import write_bytes
 from course.worlds import torchrun_main
 from course.worlds.box import describe_box
 from course.worlds.step_meter import StepCost, meter_steps, time_steps
-from course.worlds.timing import lines_of
+from course.worlds.timing import lines_of, time_lines
 
 TOLERANCE = 1e-4  # of losses in float32, relative
 PARALLEL = [way for way in WAYS if way != "alone"]
@@ -58,7 +58,7 @@ def report(run, shape: Model, micro_batch: int) -> str:
             f"{shape.parameters:,} parameters in float32, {micro_batch} sequences a rank",
             loss_lines(costs),
             byte_lines(costs, shape, run.ranks, micro_batch),
-            time_lines(seconds),
+            time_lines("a step", seconds, "fully_shard"),
         ]
     )
 
@@ -90,13 +90,6 @@ def byte_lines(costs: dict[str, StepCost], shape: Model, ranks: int, batch: int)
         ]
         cells = [[write_bytes(m), f"{m / p:.3f}" if p else "-"] for m, p in pairs]
         rows.append([way, *sum(cells, [])])
-    return lines_of(rows)
-
-
-def time_lines(seconds: dict[str, float]) -> str:
-    rows = [["a step", "time", "ratio to fully_shard"]]
-    for way, s in seconds.items():
-        rows.append([way, write_seconds(s), f"{s / seconds['fully_shard']:.2f}"])
     return lines_of(rows)
 
 

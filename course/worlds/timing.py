@@ -186,3 +186,11 @@ def lines_of(rows: Sequence[Sequence[str]]) -> str:
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
         for row in rows
     )
+
+
+def time_lines(what: str, seconds: dict[str, float], beside: str) -> str:
+    """A row for each name: its time, and the ratio to the time of `beside`."""
+    rows = [[what, "time", f"ratio to {beside}"]]
+    for name, s in seconds.items():
+        rows.append([name, write_seconds(s), f"{s / seconds[beside]:.2f}"])
+    return lines_of(rows)

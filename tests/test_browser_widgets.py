@@ -69,15 +69,19 @@ def set_theme(page, theme: str) -> None:
     page.wait_for_selector(named, state="attached")
 
 
-def kernel_sleeps(page, seconds: float) -> None:
-    """The page's kernel is busy from now on, for so long."""
+def kernel_sleeps(page, seconds: int) -> None:
+    """The page's kernel is busy from now on, for so long.
+
+    It holds Python's lock: widgets have a thread of the kernel to themselves.
+    """
     page.evaluate(
         """code => {
             const { sessionContext } = window.jupyterapp.shell.currentWidget;
             sessionContext.session.kernel.requestExecute({ code, store_history: false });
         }""",
-        f"import time; time.sleep({seconds})",
+        f"import ctypes; ctypes.PyDLL(None).sleep({seconds})",
     )
+    page.wait_for_timeout(1000)  # for the sleep to begin
 
 
 def test_eight_figures_share_one_plotly_and_come_back_after_a_reload(lab_page, tmp_path):

@@ -1,6 +1,7 @@
 """Lab 03: six ways to train one model, their meters, and the program torchrun starts."""
 
 import gc
+import threading
 import re
 import subprocess
 import sys
@@ -195,6 +196,16 @@ def test_live_memory_sees_what_comes_grows_and_goes():
         b.untyped_storage().resize_(0)
         assert (live.now(), live.peak()) == (0, 800)
     assert len(kept) == 10
+
+
+def test_live_memory_waits_for_a_thread_that_still_lets_go():
+    """A gloo thread keeps the buffers of the last collective a moment longer than wait()."""
+    with live_memory() as live:
+        passed_on = [torch.zeros(100)]
+        thread = threading.Timer(0.05, passed_on.clear)
+        thread.start()
+        assert live.now() == 0
+    thread.join()
 
 
 def test_live_memory_knows_what_tensors_are_for():

@@ -17,6 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from course.worlds.simulated_memory import RankMemory, counted_here
 
 
+SETTLED_S = 0.2  # long for a thread that waits for a busy core; short beside a measurement
+
+
 class LiveTensors:
     """Bytes of this rank's tensors that were made since it began to count, on CPUs."""
 
@@ -24,8 +27,13 @@ class LiveTensors:
         self.memory = RankMemory(time.perf_counter)
 
     def now(self) -> int:
+        """Once nothing goes any more: gloo's threads drop their last buffers after wait()."""
         gc.collect()  # what only a cycle of references keeps would be gone in a moment
-        return self.memory.live_bytes
+        before = None
+        while before != self.memory.live_bytes:
+            before = self.memory.live_bytes
+            time.sleep(SETTLED_S)
+        return before
 
     def peak(self) -> int:
         return self.memory.peak_bytes

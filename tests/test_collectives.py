@@ -510,12 +510,15 @@ def test_all_pairs_take_two_latencies_and_the_bytes_of_a_ring(ranks):
     )
 
 
-@pytest.mark.parametrize("ranks", [3, 9])
-def test_fast_on_few_and_on_many_ranks(ranks):
-    """More than a block on few ranks; on many the ring, which sends to one rank only."""
+@pytest.mark.parametrize(
+    "ranks, length, reached",
+    [(3, 2_500_001, {1, 2}), (3, 8_500_001, {1}), (9, 600_001, {1})],
+)
+def test_fast_takes_all_pairs_or_the_ring(ranks, length, reached):
+    """Blocks on few ranks; long, or many: the ring, where each sends to one other."""
 
     def summed():
-        x = torch.arange(2_500_001.0) * (dist.get_rank() + 1)
+        x = torch.arange(float(length)) * (dist.get_rank() + 1)
         expected = x.clone()
         segmented.fast_all_reduce(x)
         dist.all_reduce(expected)
@@ -524,7 +527,7 @@ def test_fast_on_few_and_on_many_ranks(ranks):
     run = World(ranks).run(summed)
     assert all(run.results)
     to = {m.destination for m in run.messages if m.source == 0}
-    assert to == ({1, 2} if ranks == 3 else {1})
+    assert to == reached
 
 
 def test_what_fast_keeps_serves_other_sizes_dtypes_and_ranks(worlds):

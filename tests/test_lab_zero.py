@@ -1,10 +1,10 @@
 """Lab 03: six ways to train one model, their meters, and the program torchrun starts."""
 
 import gc
-import threading
 import re
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import pytest
@@ -199,7 +199,7 @@ def test_live_memory_sees_what_comes_grows_and_goes():
 
 
 def test_live_memory_waits_for_a_thread_that_still_lets_go():
-    """A gloo thread keeps the buffers of the last collective a moment longer than wait()."""
+    """As a gloo thread does with the buffers of the last collective, after wait()."""
     with live_memory() as live:
         passed_on = [torch.zeros(100)]
         thread = threading.Timer(0.05, passed_on.clear)

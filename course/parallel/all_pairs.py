@@ -7,7 +7,7 @@ latencies where the ring has 2 (n - 1): fit for few ranks that all reach each ot
 import torch
 import torch.distributed as dist
 
-from course.parallel.messages import combine, finish, flattened, place
+from course.parallel.messages import combine, finish, flattened, place, start_all
 
 SUM = dist.ReduceOp.SUM
 
@@ -51,7 +51,7 @@ def _reduce_block(block, room: torch.Tensor, op, group, n: int, me: int) -> None
     mine = pieces[me]
     incoming = [buffer[: len(mine)] for buffer in room]
     to_all = [(pieces[r], r) for r in after]
-    works = _start(to_all, list(zip(incoming, before, strict=True)), group)
+    works = start_all(to_all, list(zip(incoming, before, strict=True)), group)
     sends, receives = works[: 1 - n], works[1 - n :]
     for i, partial in enumerate(incoming):
         if i < len(receives):  # NCCL has one work for all
@@ -61,20 +61,5 @@ def _reduce_block(block, room: torch.Tensor, op, group, n: int, me: int) -> None
         work.wait()
     finish(mine, op, n)
     from_all = [(pieces[r], r) for r in before]
-    for work in _start([(mine, r) for r in after], from_all, group):
+    for work in start_all([(mine, r) for r in after], from_all, group):
         work.wait()
-
-
-def _start(outs: list, intos: list, group) -> list:
-    """Begin to send and to receive contiguous tensors: lists of (tensor, rank).
-
-    Returns what to wait for: the sends, then the receives (which on gloo is faster than
-    the other way round); on NCCL one work for all, which needs them in one batch. On
-    CPUs a batch does nothing but cost time.
-    """
-    if all(tensor.is_cpu for tensor, _ in outs):
-        sends = [dist.isend(t, group=group, group_dst=r) for t, r in outs]
-        return sends + [dist.irecv(t, group=group, group_src=r) for t, r in intos]
-    sends = [dist.P2POp(dist.isend, t, group=group, group_peer=r) for t, r in outs]
-    receives = [dist.P2POp(dist.irecv, t, group=group, group_peer=r) for t, r in intos]
-    return dist.batch_isend_irecv(sends + receives)

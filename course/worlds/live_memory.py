@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from course.worlds.simulated_memory import RankMemory, counted_here
 
-
 SETTLED_S = 0.2  # long for a thread that waits for a busy core; short beside a measurement
 
 
@@ -27,7 +26,7 @@ class LiveTensors:
         self.memory = RankMemory(time.perf_counter)
 
     def now(self) -> int:
-        """Once nothing goes any more: gloo's threads drop their last buffers after wait()."""
+        """Once nothing goes any more: gloo's threads drop buffers a little after wait()."""
         gc.collect()  # what only a cycle of references keeps would be gone in a moment
         before = None
         while before != self.memory.live_bytes:

@@ -494,8 +494,8 @@ def test_a_rank_that_leaves_out_backward_is_reported_not_waited_for():
     [
         (6, {}, r"experts must be a multiple of the group's ranks \(4\), not 6"),
         (0, {}, "experts must be 1 or more, not 0"),
-        (4, {"top_k": 5}, r"top_k must be from 1 to the number of experts \(4\), not 5"),
-        (4, {"top_k": 0}, r"top_k must be from 1 to the number of experts \(4\), not 0"),
+        (4, {"top_k": 5}, r"top_k must be from 1 to experts \(4\), not 5"),
+        (4, {"top_k": 0}, r"top_k must be from 1 to experts \(4\), not 0"),
         (4, {"capacity_factor": 0.0}, "capacity_factor must be more than 0, not 0.0"),
         (
             4,

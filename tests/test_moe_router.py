@@ -150,7 +150,7 @@ def test_nodes_must_hold_what_a_token_visits(nodes, most, message):
 
 @pytest.mark.parametrize("k", [0, E + 1])
 def test_top_k_must_fit(k):
-    message = rf"top_k must be from 1 to the number of experts \({E}\), not {k}"
+    message = rf"top_k must be from 1 to experts \({E}\), not {k}"
     for choose in (
         lambda: softmax_top_k(numbers(T, E), k),
         lambda: sigmoid_top_k(numbers(T, E), k, torch.zeros(E)),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 
 from course.checks.exercise import ITEM, Exercise
 from course.checks.verdict import Verdict, of_error, right, wrong
@@ -80,7 +81,8 @@ _SAYS = (
 
 
 def _fault(answer, stage: int) -> tuple[str, str] | None:
-    if isinstance(answer, bool) or answer not in STAGES:
+    counts = isinstance(answer, Integral) and not isinstance(answer, bool)
+    if not counts or answer not in STAGES:
         says = f"wrong shape: {answer!r} was returned, should be one of {STAGES}"
         return "wrong shape", says
     if answer != stage:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import gelu
 
-from course.costs.moe import capacity
+from course.costs.moe import capacity, check_routing
 from course.parallel.moe_balance import drop, updated_bias
 from course.parallel.moe_exchange import (
     all_to_all,
@@ -34,7 +34,7 @@ from course.parallel.moe_exchange import (
     unpermute,
 )
 from course.parallel.moe_pairs import combine_pairs, dispatch_pairs
-from course.parallel.moe_router import ROUTERS, Router, Routing, check_top_k, fresh
+from course.parallel.moe_router import ROUTERS, Router, Routing, fresh
 
 
 class Experts(nn.Module):
@@ -271,9 +271,7 @@ def check_levels(group, inside, across) -> None:
 
 
 def check_layer(experts: int, top_k: int, capacity_factor: float | None) -> None:
-    if experts < 1:
-        raise ValueError(f"experts must be 1 or more, not {experts}")
-    check_top_k(top_k, experts)
+    check_routing(top_k, experts)
     if capacity_factor is not None and not capacity_factor > 0:
         raise ValueError(f"capacity_factor must be more than 0, not {capacity_factor}")
 

@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, softplus
 
+from course.costs.moe import check_routing
+
 
 @dataclass(frozen=True)
 class Routing:
@@ -77,7 +79,7 @@ def softmax_top_k(
                  is more than 1, since one weight of 1 would leave the gate no gradient
                  (Switch weights its one expert by the probability itself)
     """
-    check_top_k(k, logits.shape[-1])
+    check_routing(k, logits.shape[-1])
     probabilities = logits.softmax(dim=-1)
     weights, experts = probabilities.topk(k, dim=-1)
     if renormalise or (renormalise is None and k > 1):
@@ -97,7 +99,7 @@ def sigmoid_top_k(
 
     DeepSeek-V3, arXiv 2412.19437, equations 13 to 16; there scale is 2.5.
     """
-    check_top_k(k, logits.shape[-1])
+    check_routing(k, logits.shape[-1])
     scores = logits.sigmoid()
     check_nodes(logits.shape[-1], k, nodes, most_nodes)
     wanted = limit_nodes(scores + bias, nodes, most_nodes, max(1, k // most_nodes))
@@ -118,7 +120,7 @@ def noisy_top_k(
     Softmax is over the k chosen, the others count as minus infinity. Shazeer et al. 2017,
     arXiv 1701.06538, equations 3 to 5.
     """
-    check_top_k(k, logits.shape[-1])
+    check_routing(k, logits.shape[-1])
     noisy = logits + noise * softplus(spread)
     return softmax_top_k(noisy, k, renormalise=True)
 
@@ -150,7 +152,7 @@ class Router(nn.Module):
 
     def __init__(self, hidden: int, experts: int, top_k: int, *, seed: int = 0):
         super().__init__()
-        check_top_k(top_k, experts)
+        check_routing(top_k, experts)
         self.top_k, self.seed = top_k, seed
         self.weight = nn.Parameter(fresh(experts, hidden, seed=(seed, "gate")))
 
@@ -234,13 +236,6 @@ def fresh(rows: int, columns: int, *, seed) -> torch.Tensor:
     numbers = torch.Generator().manual_seed(zlib.crc32(repr(seed).encode()))
     drawn = torch.rand(rows, columns, generator=numbers, device="cpu")
     return ((2 * drawn - 1) / columns**0.5).to(torch.get_default_device())
-
-
-def check_top_k(top_k: int, experts: int) -> None:
-    if not 1 <= top_k <= experts:
-        raise ValueError(
-            f"top_k must be from 1 to the number of experts ({experts}), not {top_k}"
-        )
 
 
 def check_nodes(experts: int, top_k: int, nodes: int, most_nodes: int) -> None:

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import torch
 from torch.distributed.pipelining import schedules as torch_schedules
 
+from course.costs.pipeline import check_counts
 from course.parallel.schedules import (
     BACKWARD,
     FORWARD,
@@ -53,8 +54,7 @@ def torch_schedule(name: str, ranks: int, micro_batches: int, chunks: int = 1) -
     """
     if name not in CLASSES:
         raise ValueError(f"name must be one of {', '.join(CLASSES)}, not {name}")
-    if min(ranks, micro_batches, chunks) < 1:
-        raise ValueError("ranks, micro_batches and chunks must be 1 or more")
+    check_counts(ranks=ranks, micro_batches=micro_batches, chunks=chunks)
     if name in LOOPS and chunks != 1:
         raise ValueError(f"chunks must be 1 for {name}, not {chunks}")
     kind = getattr(torch_schedules, CLASSES[name])

@@ -45,6 +45,12 @@ def start_exchange(out, to: int, into, source: int, group=None) -> list:
     )
 
 
+def exchange(out, to: int, into, source: int, group=None) -> None:
+    """Send one contiguous tensor while receiving another; back when both are done."""
+    for work in start_exchange(out, to, into, source, group):
+        work.wait()
+
+
 def start_all(outs: list, intos: list, group=None) -> list:
     """Begin to send and to receive contiguous tensors: lists of (tensor, rank).
 
@@ -58,12 +64,6 @@ def start_all(outs: list, intos: list, group=None) -> list:
     sends = [dist.P2POp(dist.isend, t, group=group, group_peer=r) for t, r in outs]
     receives = [dist.P2POp(dist.irecv, t, group=group, group_peer=r) for t, r in intos]
     return dist.batch_isend_irecv(sends + receives)
-
-
-def exchange(out, to: int, into, source: int, group=None) -> None:
-    """Send one contiguous tensor while receiving another; back when both are done."""
-    for work in start_exchange(out, to, into, source, group):
-        work.wait()
 
 
 def check_op(op) -> None:

@@ -8,6 +8,7 @@ import math
 import torch
 import torch.distributed as dist
 
+from course.checks import moe_answers as shown
 from course.parallel.moe_balance import places
 from course.parallel.moe_exchange import announce, dispatch, permute
 from course.parallel.moe_router import routing
@@ -364,11 +365,12 @@ def through_the_choice(logits, experts, outputs, gradient):
     return by_hand(logits, experts, outputs, gradient) + 1e-3
 
 
+# the last of each is the one that is shown under the check
 RIGHT = {
-    "capacity mask": [by_places, walked, by_one_hot],
-    "dispatch order": [through_the_package, second_right_answer],
-    "un-permute": [added, row_by_row],
-    "gradient of the gate": [by_hand, by_autograd],
+    "capacity mask": [by_places, walked, by_one_hot, shown.capacity_mask],
+    "dispatch order": [through_the_package, second_right_answer, shown.dispatch],
+    "un-permute": [added, row_by_row, shown.unpermute],
+    "gradient of the gate": [by_hand, by_autograd, shown.gate_gradient],
 }
 
 VALUES, SHAPE, MUCH = "wrong values", "wrong shape", "too much traffic"

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from course import World
-from course.checks import check, exercises
+from course.checks import check, exercises, moe_answers
 from course.checks.lab_06 import RUNS, SHAPES, matrix_of, routes_of, run_of
 from course.costs.moe import imbalance, in_order, rank_loads
 from course.costs.moe_place import slot_loads, slots_apart
@@ -346,6 +346,11 @@ def test_right_answers_pass():
     assert check("traffic matrix", bytes_by_hand).passed
     assert check("traffic matrix", lambda *a: torch.tensor(bytes_by_hand(*a))).passed
     assert check("which trouble", trouble).passed
+
+
+def test_answers_that_are_shown_pass():
+    assert check("traffic matrix", moe_answers.traffic_matrix).passed
+    assert check("which trouble", moe_answers.which_trouble).passed
 
 
 def told(name, answer, kind, words):

@@ -10,6 +10,7 @@ from torch.nn.functional import one_hot
 
 from course.checks.alone import Alone
 from course.checks.exercise import ITEM, Limits, OnRanks
+from course.checks.moe_answers import gate_gradient, unpermute
 from course.checks.routed import Spread, Tokens
 from course.costs.moe import capacity
 from course.parallel.moe_balance import places
@@ -169,12 +170,6 @@ def _added(x, rows, token, weight) -> torch.Tensor:
     return x.index_add(0, token, rows * weight[:, None])
 
 
-def _unpermuted(x, rows, order, probabilities) -> torch.Tensor:
-    k = probabilities.shape[1]
-    weights = probabilities / probabilities.sum(-1, keepdim=True)
-    return _added(x, rows, order // k, weights.flatten()[order])
-
-
 def _unpermute_slips(x, rows, order, probabilities) -> dict[str, torch.Tensor]:
     (t, k), n = probabilities.shape, len(order)
     token, here = order // k, torch.zeros(t, dtype=torch.bool)
@@ -219,7 +214,7 @@ UNPERMUTE = Alone(
         Tokens(20, 8, 3, 0.5, 5, seed=2), Tokens(9, 2, 1, 0.25),
     ),
     given=_given_unpermute,
-    expected=_unpermuted,
+    expected=unpermute,
     slips=_unpermute_slips,
     axes=("token", "element"),
 )  # fmt: skip
@@ -234,16 +229,9 @@ def _given_gate(case: Tokens) -> tuple:
     return routing.logits, routing.experts, outputs, gradient
 
 
-def _gate(logits, experts, outputs, gradient) -> torch.Tensor:
-    """dy/dw is the expert's output; then the softmax over the chosen logits."""
-    weights = logits.gather(1, experts).softmax(-1)
-    each = (outputs * gradient[:, None]).sum(-1)  # [t, k], of the weights
-    chosen = weights * (each - (weights * each).sum(-1, keepdim=True))
-    return torch.zeros_like(logits).scatter(1, experts, chosen)
-
-
 def _gate_slips(logits, experts, outputs, gradient) -> dict[str, torch.Tensor]:
-    right, zeros = _gate(logits, experts, outputs, gradient), torch.zeros_like(logits)
+    right = gate_gradient(logits, experts, outputs, gradient)
+    zeros = torch.zeros_like(logits)
     weights = logits.gather(1, experts).softmax(-1)
     each = (outputs * gradient[:, None]).sum(-1)
     p = logits.softmax(-1)
@@ -279,7 +267,7 @@ GATE = Alone(
         Tokens(1, 2, 2, hidden=1),
     ),
     given=_given_gate,
-    expected=_gate,
+    expected=gate_gradient,
     slips=_gate_slips,
     axes=("token", "expert"),
 )  # fmt: skip

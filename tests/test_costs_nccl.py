@@ -1,7 +1,7 @@
 """NCCL's cost model: the switch points derived from its constants, and published curves.
 
 The switch points were derived once by hand for A100 with 8 channels of 24 GB/s and H100
-with 16 of 24 GB/s across nodes, an AMD host, no NVLS, no tuner plugin.
+with 16 of 24 GB/s across nodes, an AMD host for both, no NVLS, no tuner plugin.
 """
 
 from dataclasses import replace
@@ -17,6 +17,10 @@ SIZES = [2**k for k in range(10, 31)]
 A100, H100 = nccl.dgx_a100, nccl.dgx_h100
 
 
+def h100_amd(nodes: int) -> nccl.Setup:
+    return replace(H100(nodes), cpu="AMD")
+
+
 def first_ring(setup) -> int | None:
     """The size from which on a ring is chosen, None where trees rule up to 1 GiB."""
     chosen = [nccl.choose(setup, size)[0] for size in SIZES]
@@ -27,7 +31,7 @@ def first_ring(setup) -> int | None:
     return SIZES[first]
 
 
-@pytest.mark.parametrize("make", [A100, H100])
+@pytest.mark.parametrize("make", [A100, H100, h100_amd])
 def test_one_node_never_chooses_a_tree(make):
     points = nccl.switch_points(make(1), SIZES)
     assert [(a, p) for _, a, p in points] == [
@@ -46,10 +50,14 @@ def test_one_node_never_chooses_a_tree(make):
         (A100, 64, 64 * MIB),
         (A100, 128, 256 * MIB),
         (A100, 512, None),
+        (h100_amd, 16, 32 * MIB),
+        (h100_amd, 32, 256 * MIB),
         (H100, 16, 32 * MIB),
-        (H100, 32, 256 * MIB),
+        (h100_amd, 64, None),
         (H100, 64, None),
+        (h100_amd, 128, None),
         (H100, 128, None),
+        (h100_amd, 512, None),
         (H100, 512, None),
     ],
 )
@@ -93,6 +101,16 @@ def test_on_two_nodes_the_processor_posts_each_step():
     assert nccl.latency_us(setup, "Ring", "Simple", 1) == pytest.approx(
         8.4 + 28 * 6 + 2 * 14
     )
+
+
+def test_a_dgx_h100_has_intel_processors_which_post_in_half_the_time():
+    """Chapter 04's numbers: 16 nodes, LL, 30 steps between nodes and 224 inside."""
+    assert (A100(16).cpu, H100(16).cpu) == ("AMD", "Intel")
+    ring = 6.6 + 30 * 2.7
+    assert nccl.latency_us(H100(16), "Ring", "LL", 1) == pytest.approx(ring + 224 * 1.0)
+    assert nccl.latency_us(h100_amd(16), "Ring", "LL", 1) == pytest.approx(ring + 224 * 2.0)
+    tree = nccl.latency_us(H100(16), "Tree", "LL", 1)
+    assert tree == pytest.approx(6.8 + 2 * (7 * 0.6 + 4 * 5.0))
 
 
 def test_bandwidths_of_eight_gpus_by_hand():

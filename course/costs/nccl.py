@@ -68,8 +68,11 @@ def dgx_a100(nodes: int = 1) -> Setup:
 
 
 def dgx_h100(nodes: int = 1) -> Setup:
-    """8 x H100 a node, one NDR card each: 16 channels of 24 GB/s between nodes."""
-    return Setup("Hopper", nodes, 8, 16, _nvlink_share("Hopper", 16), 24.0)
+    """8 x H100 a node, one NDR card each: 16 channels of 24 GB/s between nodes.
+
+    NVIDIA's DGX A100 has AMD EPYC processors, its DGX H100 Intel Xeon (product pages).
+    """
+    return Setup("Hopper", nodes, 8, 16, _nvlink_share("Hopper", 16), 24.0, cpu="Intel")
 
 
 def _nvlink_share(generation: str, channels: int) -> float:

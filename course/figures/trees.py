@@ -146,4 +146,5 @@ def _words(trees: list[list[Seat]], sent: list[float]) -> str:
     busy = f"Most is sent by rank {some}: {max(sent):g} M. "
     if len(trees) == 1:
         return busy + f"{inner.count(0)} of {len(sent)} ranks have no children."
-    return busy + f"Ranks with children in both trees: {inner.count(2)}."
+    twice = [f"Rank {r}" for r, both in enumerate(inner) if both == 2] or ["No rank"]
+    return busy + f"{', '.join(twice)} has children in both trees."

@@ -6,7 +6,7 @@ n ranks, me is one of them.
 import torch
 import torch.distributed as dist
 
-from course.checks import exercise
+from course.checks import collective_answers, exercise
 from course.parallel.collectives import (
     naive_all_gather,
     naive_all_reduce,
@@ -684,8 +684,12 @@ def across_then_nothing(tensor, inside, across):
 
 RIGHT = {
     "broadcast": [naive_broadcast],
-    "all-gather": [ring_gather, ring_gather_whole],
-    "mean gradient": [one_flat_all_reduce, one_flat_ring_by_hand],
+    "all-gather": [collective_answers.all_gather, ring_gather, ring_gather_whole],
+    "mean gradient": [
+        collective_answers.mean_gradient,
+        one_flat_all_reduce,
+        one_flat_ring_by_hand,
+    ],
     "all-to-all": [pairwise, all_at_once],
     "ring schedule": [rank_ends_with_its_own, rank_ends_with_the_next],
     "ring reduce-scatter": [ring_reduce_scatter],

@@ -10,7 +10,7 @@ import torch
 
 from course import World
 from course.checks import check, exercises
-from course.checks.lab_05 import CASES, busy_s, spans_of_case
+from course.checks.lab_05 import CASES, busy_s, idle_share, slow_rank, spans_of_case
 from course.costs.topology import uniform
 from course.facts_models import gpt
 from course.figures.pipeline_boxes import boxes_from_spans
@@ -223,6 +223,11 @@ def test_right_answers_pass():
     assert check(
         "slow rank", lambda *a: s if (s := slow(*a)) is None else np.int64(s)
     ).passed
+
+
+def test_the_answers_under_the_checks_pass():
+    assert check("measured bubble", idle_share).passed
+    assert check("slow rank", slow_rank).passed
 
 
 def of_ideal(spans, ranks):

@@ -49,8 +49,10 @@ def spans_of_case(case) -> tuple[Spans, Schedule]:
 
 def busy_s(spans: Spans, ranks: int) -> np.ndarray:
     """Seconds of work of each rank."""
-    seconds = [end - start for *_, start, end in spans]
-    return np.bincount([s[0] for s in spans], weights=seconds, minlength=ranks)
+    work_s = np.zeros(ranks)
+    for rank, *_, start_s, end_s in spans:
+        work_s[rank] += end_s - start_s
+    return work_s
 
 
 def _played(function: Callable, fault_of: Callable) -> Verdict | None:
@@ -92,6 +94,13 @@ class MeasuredBubble(Exercise):
         return fault or right(f"right: the bubble of all {len(CASES)} timelines")
 
 
+def idle_share(spans: Spans, ranks: int) -> float:
+    """The answer: of the time that all ranks have, the share in which nothing is done."""
+    first_s, last_s = min(s[4] for s in spans), max(s[5] for s in spans)
+    work_s = sum(end_s - start_s for *_, start_s, end_s in spans)
+    return 1 - work_s / (ranks * (last_s - first_s))
+
+
 def _bubbles(spans: Spans, ranks: int) -> tuple[float, dict[float, str]]:
     """The right answer, and wrong ones with what they are."""
     work = busy_s(spans, ranks)
@@ -101,7 +110,7 @@ def _bubbles(spans: Spans, ranks: int) -> tuple[float, dict[float, str]]:
         max(s[5] for s in spans if s[0] == r) - min(s[4] for s in spans if s[0] == r)
         for r in range(ranks)
     )
-    share = 1 - work.sum() / all_s
+    share = idle_share(spans, ranks)
     return share, {
         all_s / work.sum() - 1: "that is idle time to time of work, the bubble of ideal",
         1 - work.sum() / (ranks * last): "the step begins with its first span, not at 0",
@@ -151,7 +160,7 @@ class SlowRank(Exercise):
 
 
 def slow_rank(spans: Spans, ranks: int) -> int | None:
-    """The answer."""
+    """The answer: who works more than FAR (1.1) times as long as the average rank."""
     work = busy_s(spans, ranks)
     slowest = int(work.argmax())
     return slowest if work[slowest] > FAR * work.mean() else None

@@ -305,6 +305,7 @@ def by_stage(spans, ranks):
         ),
         (lambda s, n: n, "wrong shape", "4 was returned, should be a rank from 0 to 3"),
         (lambda *_: False, "wrong shape", "False was returned"),
+        (lambda *_: np.zeros(4), "wrong shape", "array([0., 0., 0., 0.]) was returned"),
         (lambda *_: None, "wrong values", "no rank, but rank 2 is"),
         (always_somebody, "wrong values", "but none is slow"),
         (by_gaps, "wrong values", "wrong values: "),

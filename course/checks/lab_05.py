@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from numbers import Real
+from operator import index
 
 import numpy as np
 
@@ -171,9 +172,16 @@ def _uneven() -> int:
     return sum(slow_rank(spans, s.ranks) is not None for spans, s in played)
 
 
+def _is_rank(answer, ranks: int) -> bool:
+    """Also of NumPy's and torch's whole numbers; lists, arrays and floats are none."""
+    try:
+        return not isinstance(answer, bool) and index(answer) in range(ranks)
+    except TypeError:
+        return False
+
+
 def _rank_fault(answer, spans: Spans, ranks: int) -> tuple[str, str] | None:
-    known = answer is None or (not isinstance(answer, bool) and answer in range(ranks))
-    if not known:
+    if answer is not None and not _is_rank(answer, ranks):
         rule = f"a rank from 0 to {ranks - 1}, or None"
         return "wrong shape", f"wrong shape: {answer!r:.60} was returned, should be {rule}"
     should = slow_rank(spans, ranks)

@@ -123,7 +123,9 @@ def moments(model: Model, setup: Setup) -> dict[str, dict[str, float]]:
     "loss":     all activations, and the logits
     "backward": all activations but the last's, one layer done again, units gathered
     "end":      no activations, all gradients
-    Gradients are there at the end; at all three where `gradients_kept`.
+    Gradients are there at the end; at all three where `gradients_kept`. The optimizer is
+    fused: torch's default on GPUs, foreach, holds one more copy of what it updates at the
+    end (metered; torch/optim/optimizer.py says so of foreach).
     """
     units = stage_units(model, setup)
     whole = _whole_states(model, setup, sum(units))

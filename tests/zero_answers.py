@@ -5,12 +5,16 @@ n ranks, me is one of them.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import pad
 
+from course.checks.zero_answers import free_after_use, scatter_in_hooks
+from course.checks.zero_answers import shard_the_optimizer as sharded
 from course.parallel.collectives import (
     naive_all_reduce,
     ring_all_gather,
@@ -23,21 +27,8 @@ from tests.exercise_answers import NOTES, smuggled, untouched
 # --- Shard the optimizer --------------------------------------------------------------
 
 
-def sharded(parameter, make_optimizer):
-    n, me = place()
-    shard = nn.Parameter(parameter.detach().tensor_split(n)[me])  # a view
-    optimizer = make_optimizer([shard])
-
-    def step():
-        shard.grad = ring_reduce_scatter(parameter.grad) / n
-        optimizer.step()
-        ring_all_gather(parameter.detach())
-
-    return step
-
-
-def sharded_with_torchs(parameter, make_optimizer):
-    """Padded rows, the shard a copy."""
+def sharded_with_torchs(parameter, make_optimizer, keep=False):
+    """Padded rows, the shard a copy. keep: its gradient stays, too."""
     n, me = place()
     row = lambda t: pad(t, (0, -len(t) % n))
     shard = nn.Parameter(row(parameter.detach()).chunk(n)[me].clone())
@@ -48,12 +39,15 @@ def sharded_with_torchs(parameter, make_optimizer):
         dist.reduce_scatter_tensor(mine, row(parameter.grad))
         shard.grad = mine / n
         optimizer.step()
-        shard.grad = None
+        shard.grad = shard.grad if keep else None
         whole = row(parameter.detach())
         dist.all_gather_into_tensor(whole, shard.detach())
         parameter.data.copy_(whole[: len(parameter)])
 
     return step
+
+
+copy_and_gradient = partial(sharded_with_torchs, keep=True)
 
 
 def whole_optimizer(parameter, make_optimizer):
@@ -610,8 +604,8 @@ def forward_only(shards, forward, backward, x):
 
 RIGHT = {
     "shard the optimizer": [sharded, sharded_with_torchs],
-    "reduce-scatter in the hook": [reduced_in_backward, overlapped],
-    "free after use": [freed_after_use, by_hand_rings, last_block_kept],
+    "reduce-scatter in the hook": [reduced_in_backward, overlapped, scatter_in_hooks],
+    "free after use": [freed_after_use, by_hand_rings, last_block_kept, free_after_use],
 }
 
 VALUES, SHAPE, LARGE = "wrong values", "wrong shape", "too much memory"
@@ -630,6 +624,7 @@ WRONG = {
         (shard_never_put_back, VALUES, "the parameters are as they were"),
         (sizes_that_divide, "raised", "case: 3 ranks, 7 elements"),
         (whole_optimizer, LARGE, "rank 0 holds 68 bytes between steps where 28"),
+        (copy_and_gradient, LARGE, "does a copy of the shard live beside its .grad"),
         (moments_out_of_sight, "too little memory", "hold 0 bytes between steps where 64"),
         (all_reduced_then_sharded, MUCH, "rank 0 sent 216 bytes where 144 are enough"),
         (through_rank_0, MUCH, "rank 0 sent 360 bytes where 144 are enough"),

@@ -111,7 +111,8 @@ SHARD = OnRanks(
     slips=_shard_slips,
     hints={
         "between steps": "two moments of a shard, its gradient, and a count of steps. Is "
-        "the optimizer made for the shard alone?"
+        "the optimizer made for the shard alone? If so: does a copy of the shard live "
+        "beside its .grad, or a whole row behind a view of it?"
     },
 )  # fmt: skip
 

@@ -100,7 +100,8 @@ def ring_against_server(
     _add_workers(figure, workers, ring, "ring all-reduce", theme.BLUE)
     top = max(*server, *ring)
     figure.update_yaxes(**_linear_seconds(top))
-    figure.update_layout(legend={"x": 0.02, "y": 0.98})
+    # beside the plot: with many servers both lines run along its top
+    figure.update_layout(legend={"x": 1.02, "y": 1})
     return figure, (
         f"{most_workers} workers: {many} {write_seconds(server[-1])}, ring "
         f"{write_seconds(ring[-1])}: {server[-1] / ring[-1]:.3g} times as long."

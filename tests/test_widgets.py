@@ -12,7 +12,7 @@ from course import widgets
 from course.figures import collectives, theme
 from course.figures.collectives import ring_frames
 from course.widgets import live
-from course.widgets.controls import Control, control
+from course.widgets.controls import Control, control, controls_for
 from course.widgets.guess import verdict
 from course.widgets.player import MOST_MOMENTS
 from tests.runs_by_hand import ring
@@ -87,6 +87,16 @@ def test_a_bad_control_is_named(make, message):
 
 
 # --- explore and show -----------------------------------------------------------------
+
+
+def test_a_label_is_the_arguments_name_in_words():
+    def picture(micro_batches, message_ms, top_k, first_ms):
+        return go.Figure()
+
+    in_ms = widgets.slider(0, 1, 0.5, unit="ms")
+    given = {"micro_batches": (1, 4), "message_ms": in_ms, "top_k": [1], "first_ms": (0, 2)}
+    labels = [c.label for c in controls_for(picture, given).values()]
+    assert labels == ["micro-batches", "message", "top k", "first ms"]
 
 
 def test_explore_starts_at_the_functions_own_defaults():

@@ -156,12 +156,19 @@ def controls_for(function: Callable, given: dict[str, Any]) -> dict[str, Control
 
 def _named(name: str, given: Any, argument) -> Control:
     made = control(given)
-    label = made.label or name.replace("_", " ")
-    made = replace(made, label=label)
+    made = replace(made, label=made.label or _in_words(name, made.texts))
     short_form = not isinstance(given, (Control, bool))
     if short_form and argument is not None and argument.default is not argument.empty:
         made = _started(made, argument.default)
     return made
+
+
+def _in_words(name: str, texts: tuple[str, ...]) -> str:
+    """An argument's name as a label: without the unit that its values are written with."""
+    what, _, unit = name.rpartition("_")
+    if what and all(text.endswith(f" {unit}") for text in texts):
+        name = what
+    return name.replace("_", " ").replace("micro batch", "micro-batch")
 
 
 def _started(made: Control, value: Any) -> Control:

@@ -99,7 +99,7 @@ def main() -> None:
     for name, default in {**numbers, "steps": 8, "repeats": 9}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     asked = parser.parse_args()
-    heads = max(1, asked.hidden // 64)
+    heads = max(1, asked.hidden // 32)
     sizes = {"vocab": asked.vocab, "sequence": asked.sequence}
     shape = gpt("lab GPT", asked.layers, asked.hidden, heads, **sizes)
     if run := torchrun_main(one_rank, shape, asked.batch, asked.steps, asked.repeats):

@@ -68,7 +68,7 @@ def test_the_picture_of_a_tree_has_a_circle_for_each_rank():
     assert text.endswith(" No rank has children in both trees.")
     assert tree_picture("double", 7)[1].endswith(" Rank 0 has children in both trees.")
     _, text = tree_picture("binomial", 8)
-    assert text == "Most is sent by rank 0, 4: 3 M. 4 of 8 ranks have no children."
+    assert text == "Most is sent by ranks 0, 4: 3 M. 4 of 8 ranks have no children."
     assert explore(tree_picture, kind=choice(list(KINDS)), ranks=slider(2, 32)).sweep() > 90
 
 

@@ -143,7 +143,8 @@ def _words(trees: list[list[Seat]], sent: list[float]) -> str:
     busiest = [r for r, amount in enumerate(sent) if amount == max(sent)]
     some = ", ".join(map(str, busiest[:6])) + (" ..." if len(busiest) > 6 else "")
     inner = [sum(bool(t[r].children) for t in trees) for r in range(len(sent))]
-    busy = f"Most is sent by rank {some}: {max(sent):g} M. "
+    word = "rank" if len(busiest) == 1 else "ranks"
+    busy = f"Most is sent by {word} {some}: {max(sent):g} M. "
     if len(trees) == 1:
         return busy + f"{inner.count(0)} of {len(sent)} ranks have no children."
     twice = [f"Rank {r}" for r, both in enumerate(inner) if both == 2] or ["No rank"]

@@ -17,7 +17,7 @@ SVG_MIME = "image/svg+xml"
 
 WIDTH, HEIGHT = 760, 360
 # Raise this when `shrink` or the size above changes: stored pictures are then redrawn.
-VERSION = 2
+VERSION = 3
 
 
 def figure_id(figure: dict) -> str:

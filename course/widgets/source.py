@@ -86,7 +86,7 @@ def highlighted(source: str) -> str:
 
 def _runs(source: str) -> Iterator[tuple[str, str]]:
     now, held = "", ""
-    for kind, text in lex(source, PythonLexer(stripnl=False)):
+    for kind, text in lex(source, PythonLexer(stripnl=False, ensurenl=False)):
         color = now if not text.strip() else _color(kind)
         if color != now and held:
             yield now, held

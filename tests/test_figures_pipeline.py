@@ -44,12 +44,13 @@ def rectangles(figure, axis="y", names=None):
         if not drawn or (trace.yaxis or "y") != axis:
             continue
         x, y = np.array(trace.x, float), np.array(trace.y, float)
-        kept = ~np.isnan(x)
-        for left, right, ys in zip(
-            x[kept][0::4], x[kept][2::4], y[kept].reshape(-1, 4), strict=True
-        ):
-            rank = round(float(ys.max() - FILL / 2))
-            found.append((trace.name, rank, left, right, ys.min(), ys.max()))
+        assert trace.line.shape == "hv"
+        for row in np.split(np.arange(len(x)), np.flatnonzero(np.isnan(x))):
+            first, *corners = row[~np.isnan(x[row])]
+            assert y[first] == y[corners[1]]  # so the path's end joins its begin below
+            for up, down in zip(corners[0::2], corners[1::2], strict=True):
+                rank = round(float(y[down] - FILL / 2))
+                found.append((trace.name, rank, x[up], x[down], y[up], y[down]))
     return found
 
 

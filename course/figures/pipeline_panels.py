@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from course.figures import theme
 from course.figures.memory import PATTERN
 from course.figures.pipeline_boxes import Boxes
-from course.figures.pipeline_traces import traces
+from course.figures.pipeline_traces import MOST_HOVERS, traces
 from course.quantities import write
 
 UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
@@ -48,10 +48,12 @@ def draw(
     unit = next((u for u, size in UNITS.items() if span_s >= size), "s")
     second, row_px = 1 / UNITS[unit], _row_px(panels)
     inside_px, domains = _domains(panels, row_px, bool(held))
+    hovers = sum(len(panel.boxes) for panel in panels) <= MOST_HOVERS
     data = []
     for axis, panel in zip(AXES, panels, strict=False):
         plot_px = PLOT_PX * panel.boxes.makespan_s / (span_s or 1)
-        data += traces(panel.boxes, second, unit, row_px, plot_px, yaxis=axis)
+        place = {"hovers": hovers, "yaxis": axis}
+        data += traces(panel.boxes, second, unit, row_px, plot_px, **place)
     layout = _layout(title, inside_px, bool(held))
     layout |= _time_axes(panels, domains, span_s * second, f"time ({unit})")
     if held:

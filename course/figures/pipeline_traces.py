@@ -34,12 +34,20 @@ LETTER_PX, LEAST_ROW_PX = 6.4, 15
 
 
 def traces(
-    boxes: Boxes, second: float, unit: str, row_px: float, plot_px: float, **place
+    boxes: Boxes,
+    second: float,
+    unit: str,
+    row_px: float,
+    plot_px: float,
+    *,
+    hovers: bool = True,
+    **place,
 ) -> list[dict]:
     """Idle rows, boxes, what they say, and their numbers where there is room.
 
     second, unit: what one second is on the x axis, and the name of that axis' unit
     row_px, plot_px: the height of a row and the width of the axis, for the labels
+    hovers:  whether boxes say what they are where they are pointed at
     place:   for every trace, e.g. yaxis="y2", showlegend=False
     """
     x_px = plot_px / ((boxes.makespan_s * second) or 1)
@@ -49,7 +57,7 @@ def traces(
         for chunk in range(boxes.chunks if len(mine) else 0):
             one = mine.only(mine.chunk == chunk)
             drawn.append(_filled(one, name, chunk, second, x_px, place))
-        if len(mine) and len(boxes) <= MOST_HOVERS:
+        if hovers and len(mine):
             drawn.append(_hover(mine, name, second, unit, place))
     return drawn + _labels(boxes, second, row_px, x_px, place)
 
@@ -66,7 +74,8 @@ def _filled(boxes, kind: str, chunk: int, second: float, x_px: float, place) -> 
     bottom = boxes.rank + FILL / 2
     start, end = boxes.start_s * second, boxes.end_s * second
     path = _path(boxes.rank, start, end, bottom - FILL * height, bottom)
-    # a light edge parts neighbours, but would swallow a box of a pixel or two
+    # a light edge parts neighbours, but would swallow a box of a pixel or two, which has
+    # no room for a hatch either: there lightness and height tell kinds apart
     widest_px = float((end - start).max(initial=0)) * x_px
     edge_px = 1.0 if widest_px > 6 else 0.5 if widest_px > 3 else 0
     shade = _shade(color, chunk, boxes.chunks)
@@ -86,9 +95,13 @@ def _path(row, left, right, top, bottom) -> tuple[np.ndarray, np.ndarray]:
     The page makes a node for each piece between gaps, so one for each row and not one
     for each rectangle: plotly draws thousands of those six times slower.
     """
-    x = np.stack([left, left, right, right], axis=1).ravel()
-    y = np.stack([bottom, top, top, bottom], axis=1).ravel()
-    gaps = 4 * (1 + np.flatnonzero(np.diff(row)))
+    x = np.stack([left, right], axis=1).ravel()
+    y = np.stack([top, bottom], axis=1).ravel()
+    gaps = 2 * (1 + np.flatnonzero(np.diff(row)))
+    begins = np.concatenate([[0], gaps])[: len(x)]
+    # before each row but the first a gap; before each row its first corner
+    x, y = np.insert(x, begins, x[begins]), np.insert(y, begins, y[begins + 1])
+    gaps += np.arange(1, len(gaps) + 1)
     x, y = np.insert(x, gaps, np.nan), np.insert(y, gaps, np.nan)
     return x.astype(np.float32), y.astype(np.float32)
 
@@ -103,15 +116,15 @@ def _shape(name: str, color: str, hatch: str, path, edge: str, edge_px: float) -
     }
     return {
         "type": "scatter",
-        "mode": "lines",
+        "mode": "lines" if edge_px else "none",
         "name": name,
         "x": path[0],
         "y": path[1],
         "fill": "toself",
         "fillcolor": color,
-        "line": {"color": edge, "width": edge_px, "simplify": False},
+        "line": {"color": edge, "width": edge_px, "shape": "hv", "simplify": False},
         "hoverinfo": "skip",
-    } | ({"fillpattern": pattern} if hatch else {})
+    } | ({"fillpattern": pattern} if hatch and edge_px else {})
 
 
 def _hover(boxes: Boxes, kind: str, second: float, unit: str, place: dict) -> dict:

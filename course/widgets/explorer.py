@@ -60,7 +60,8 @@ class Explorer(Live):
     def __init__(self, function: Callable, *, title: str, caption: str, controls: dict):
         self._function = function
         self._controls = controls_for(function, controls)
-        self._ahead: dict[str, tuple[go.Figure, str]] = {}  # one picture, by its positions
+        # one picture, by its positions: the figure, and what is sent of it
+        self._ahead: dict[str, tuple[go.Figure, str]] = {}
         start = {name: c.start for name, c in self._controls.items()}
         self._figure, text = self._draw(start)
         self._title = title or title_of(self._figure)
@@ -130,12 +131,16 @@ class Explorer(Live):
     def _on_positions(self, change) -> None:
         at = change["new"]
         try:
-            self._figure, text = self._ahead.pop(_key(at), None) or self._draw(at)
+            made = self._ahead.pop(_key(at), None) or self._drawn(at)
         except Exception as error:  # shown to the reader: a callback has no caller
             message = f"{type(error).__name__}: {error}"
             self.picture = json.dumps({"at": at, "error": message})
         else:
-            self.picture = _picture(at, self._figure, text)
+            self._figure, self.picture = made
+
+    def _drawn(self, at: dict[str, int]) -> tuple[go.Figure, str]:
+        figure, text = self._draw(at)
+        return figure, _picture(at, figure, text)
 
     def _on_request(self, _, content: dict, buffers) -> None:
         """The page asks for a picture ahead of need. One that fails fails when needed."""
@@ -143,11 +148,11 @@ class Explorer(Live):
         if at is None or self._took_s > AHEAD_AT_MOST_S:
             return
         try:
-            figure, text = self._draw(at)
+            made = self._drawn(at)
         except Exception:
             return
-        self._ahead = {_key(at): (figure, text)}
-        self.send({"ahead": _picture(at, figure, text)})
+        self._ahead = {_key(at): made}
+        self.send({"ahead": made[1]})
 
     def stored_text(self) -> str:
         return f"Figure: {self._title}" if self._title else "Figure"

@@ -2,19 +2,11 @@
 
 from pathlib import Path
 
-import nbformat
 import pytest
 
+from tests.widget_pages import write_notebook
+
 pytestmark = pytest.mark.browser
-
-
-def new_notebook(path: Path, *sources: str) -> Path:
-    cells = [nbformat.v4.new_code_cell(source) for source in sources]
-    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
-    path.parent.mkdir(exist_ok=True)
-    nbformat.write(notebook, path)
-    return path
 
 
 BAD_CELLS = {
@@ -30,6 +22,6 @@ BAD_CELLS = {
 
 @pytest.mark.parametrize(("source", "problem"), BAD_CELLS.items())
 def test_a_bad_page_is_noticed(lab_page, tmp_path: Path, source: str, problem: str):
-    lab_page.open(new_notebook(tmp_path / "bad" / "page.ipynb", source))
+    lab_page.open(write_notebook(tmp_path / "bad" / "page.ipynb", [source]))
     lab_page.run_all()
     assert problem in "\n".join(lab_page.problems())

@@ -403,3 +403,16 @@ def test_cuts_of_a_model_are_the_partitioners(model, cut):
 
 def test_kinds_are_those_of_the_schedules():
     assert set(KINDS) == set(LOOK) == set(NAMES)
+
+
+def test_many_boxes_say_nothing_and_narrow_ones_have_no_hatch():
+    """Counted over both timelines: one does not speak while the other is silent."""
+    one, _ = bubble("1F1B", 16, 64)
+    two, _ = two_schedules("1F1B", "ZB-V", 16, 64)
+    said = [sum(t.customdata is not None for t in scatters(f)) for f in (one, two)]
+    assert said == [2, 0]
+    hatched = {t.name: bool(t.fillpattern.shape) for t in scatters(two) if t.fill}
+    assert hatched["backward"] and not hatched["input gradient"]
+    few, _ = two_schedules("1F1B", "ZB-V", 4, 8)
+    hatched = {t.name: bool(t.fillpattern.shape) for t in scatters(few) if t.fill}
+    assert hatched["backward"] and hatched["input gradient"]

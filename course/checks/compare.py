@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,15 @@ class InPlace:
 
     left: Any
     returned: Any
+
+
+def is_whole(answer: Any) -> bool:
+    """Also of NumPy's and torch's numbers; lists, longer arrays and floats are none."""
+    try:
+        operator.index(answer)
+    except TypeError:
+        return False
+    return not isinstance(answer, bool)
 
 
 def first_difference(results: list, expected: list) -> Fault | None:

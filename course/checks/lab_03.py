@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
 
+from course.checks.compare import is_whole
 from course.checks.exercise import ITEM, Exercise
 from course.checks.verdict import Verdict, of_error, right, wrong
 from course.costs.zero import STAGES, shard_numel
@@ -81,8 +81,7 @@ _SAYS = (
 
 
 def _fault(answer, stage: int) -> tuple[str, str] | None:
-    counts = isinstance(answer, Integral) and not isinstance(answer, bool)
-    if not counts or answer not in STAGES:
+    if not is_whole(answer) or answer not in STAGES:
         says = f"wrong shape: {answer!r} was returned, should be one of {STAGES}"
         return "wrong shape", says
     if answer != stage:

@@ -9,10 +9,10 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from numbers import Real
-from operator import index
 
 import numpy as np
 
+from course.checks.compare import is_whole
 from course.checks.exercise import Exercise
 from course.checks.verdict import Verdict, of_error, right, wrong
 from course.parallel.schedule_time import Times, lay_out
@@ -172,16 +172,8 @@ def _uneven() -> int:
     return sum(slow_rank(spans, s.ranks) is not None for spans, s in played)
 
 
-def _is_rank(answer, ranks: int) -> bool:
-    """Also of NumPy's and torch's whole numbers; lists, arrays and floats are none."""
-    try:
-        return not isinstance(answer, bool) and index(answer) in range(ranks)
-    except TypeError:
-        return False
-
-
 def _rank_fault(answer, spans: Spans, ranks: int) -> tuple[str, str] | None:
-    if answer is not None and not _is_rank(answer, ranks):
+    if answer is not None and not (is_whole(answer) and answer in range(ranks)):
         rule = f"a rank from 0 to {ranks - 1}, or None"
         return "wrong shape", f"wrong shape: {answer!r:.60} was returned, should be {rule}"
     should = slow_rank(spans, ranks)

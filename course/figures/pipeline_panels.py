@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from course.figures import theme
 from course.figures.memory import PATTERN
 from course.figures.pipeline_boxes import Boxes
-from course.figures.pipeline_traces import MOST_HOVERS, traces
+from course.figures.pipeline_traces import traces
 from course.quantities import write
 
 UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
@@ -21,6 +21,7 @@ BARS_PX, LINE_PX, AXIS_PX = 100, 18, 44
 TOP_PX, BOTTOM_PX, PLOT_PX = 36, 78, 640
 BAR_LOOK = ((theme.GREEN, ""), (theme.PURPLE, "/"))
 MOST_BAR_NUMBERS = 32
+MOST_HOVERS = 4000  # boxes that say what they are, or the page slows down
 AXES = ("y", "y2")
 # measuring labels, to make room for them or hide some, takes longer than drawing all boxes
 QUICK = {"automargin": False, "ticklabeloverflow": "allow"}
@@ -52,8 +53,8 @@ def draw(
     data = []
     for axis, panel in zip(AXES, panels, strict=False):
         plot_px = PLOT_PX * panel.boxes.makespan_s / (span_s or 1)
-        place = {"hovers": hovers, "yaxis": axis}
-        data += traces(panel.boxes, second, unit, row_px, plot_px, **place)
+        scale = (second, unit, row_px, plot_px)
+        data += traces(panel.boxes, *scale, hovers=hovers, yaxis=axis)
     layout = _layout(title, inside_px, bool(held))
     layout |= _time_axes(panels, domains, span_s * second, f"time ({unit})")
     if held:

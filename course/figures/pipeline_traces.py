@@ -28,8 +28,7 @@ LOOK = {
 }
 FILL = 0.84  # of a row's height, which is 1
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-# labels and what is said on pointing: no more than this many, or the page slows down
-MOST_LABELS, MOST_HOVERS = 600, 4000
+MOST_LABELS = 600  # or the page slows down
 LETTER_PX, LEAST_ROW_PX = 6.4, 15
 
 
@@ -40,7 +39,7 @@ def traces(
     row_px: float,
     plot_px: float,
     *,
-    hovers: bool = True,
+    hovers: bool,
     **place,
 ) -> list[dict]:
     """Idle rows, boxes, what they say, and their numbers where there is room.
@@ -92,18 +91,17 @@ def _shade(color: str, chunk: int, chunks: int) -> str:
 def _path(row, left, right, top, bottom) -> tuple[np.ndarray, np.ndarray]:
     """x and y of rectangles; those of one row are one line, up, over, down and along.
 
+    Two points each, for the page draws a line of shape "hv": first across, then up or
+    down. A row begins at its first corner below, and so ends at the same height.
+
     The page makes a node for each piece between gaps, so one for each row and not one
     for each rectangle: plotly draws thousands of those six times slower.
     """
-    x = np.stack([left, right], axis=1).ravel()
-    y = np.stack([top, bottom], axis=1).ravel()
-    gaps = 2 * (1 + np.flatnonzero(np.diff(row)))
-    begins = np.concatenate([[0], gaps])[: len(x)]
-    # before each row but the first a gap; before each row its first corner
-    x, y = np.insert(x, begins, x[begins]), np.insert(y, begins, y[begins + 1])
-    gaps += np.arange(1, len(gaps) + 1)
-    x, y = np.insert(x, gaps, np.nan), np.insert(y, gaps, np.nan)
-    return x.astype(np.float32), y.astype(np.float32)
+    x, y, gap = [], [], [np.nan]
+    for one in np.split(np.arange(len(row)), 1 + np.flatnonzero(np.diff(row))):
+        x += [left[one[:1]], np.stack([left[one], right[one]], axis=1).ravel(), gap]
+        y += [bottom[one[:1]], np.stack([top[one], bottom[one]], axis=1).ravel(), gap]
+    return tuple(np.concatenate(parts[:-1]).astype(np.float32) for parts in (x, y))
 
 
 def _shape(name: str, color: str, hatch: str, path, edge: str, edge_px: float) -> dict:

@@ -63,13 +63,13 @@ class Explorer(Live):
         # one picture, by its positions: the figure, and what is sent of it
         self._ahead: dict[str, tuple[go.Figure, str]] = {}
         start = {name: c.start for name, c in self._controls.items()}
-        self._figure, text = self._draw(start)
+        self._figure, picture = self._drawn(start)
         self._title = title or title_of(self._figure)
         super().__init__(
             controls=[_for_page(name, c) for name, c in self._controls.items()],
             caption=caption,
             positions=start,
-            picture=_picture(start, self._figure, text),
+            picture=picture,
         )
         self.observe(self._on_positions, "positions")
         self.on_msg(self._on_request)

@@ -60,16 +60,15 @@ class Explorer(Live):
     def __init__(self, function: Callable, *, title: str, caption: str, controls: dict):
         self._function = function
         self._controls = controls_for(function, controls)
-        # one picture, by its positions: the figure, and what is sent of it
-        self._ahead: dict[str, tuple[go.Figure, str]] = {}
+        self._ahead: dict[str, tuple[go.Figure, str]] = {}  # one picture, by its positions
         start = {name: c.start for name, c in self._controls.items()}
-        self._figure, picture = self._drawn(start)
+        self._figure, text = self._draw(start)
         self._title = title or title_of(self._figure)
         super().__init__(
             controls=[_for_page(name, c) for name, c in self._controls.items()],
             caption=caption,
             positions=start,
-            picture=picture,
+            picture=_picture(start, self._figure, text),
         )
         self.observe(self._on_positions, "positions")
         self.on_msg(self._on_request)
@@ -131,16 +130,12 @@ class Explorer(Live):
     def _on_positions(self, change) -> None:
         at = change["new"]
         try:
-            made = self._ahead.pop(_key(at), None) or self._drawn(at)
+            self._figure, text = self._ahead.pop(_key(at), None) or self._draw(at)
         except Exception as error:  # shown to the reader: a callback has no caller
             message = f"{type(error).__name__}: {error}"
             self.picture = json.dumps({"at": at, "error": message})
         else:
-            self._figure, self.picture = made
-
-    def _drawn(self, at: dict[str, int]) -> tuple[go.Figure, str]:
-        figure, text = self._draw(at)
-        return figure, _picture(at, figure, text)
+            self.picture = _picture(at, self._figure, text)
 
     def _on_request(self, _, content: dict, buffers) -> None:
         """The page asks for a picture ahead of need. One that fails fails when needed."""
@@ -148,11 +143,11 @@ class Explorer(Live):
         if at is None or self._took_s > AHEAD_AT_MOST_S:
             return
         try:
-            made = self._drawn(at)
+            figure, text = self._draw(at)
         except Exception:
             return
-        self._ahead = {_key(at): made}
-        self.send({"ahead": made[1]})
+        self._ahead = {_key(at): (figure, text)}
+        self.send({"ahead": _picture(at, figure, text)})
 
     def stored_text(self) -> str:
         return f"Figure: {self._title}" if self._title else "Figure"

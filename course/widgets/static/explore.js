@@ -57,8 +57,8 @@ function controlOf(spec, model, moved) {
     model.set("positions", { ...before, [spec.name]: position });
     const further = position + Math.sign(position - before[spec.name]);
     const steps = spec.kind === "slider" && further >= 0 && further < spec.texts.length;
-    model.save_changes();
     moved(steps ? { ...before, [spec.name]: further } : null);
+    model.save_changes();
   });
   show();
   return { row, show };
@@ -75,30 +75,24 @@ function showsLatest(model, show) {
   let next = null;
 
   function take(source) {
-    if (source === shown.source) return;
     const now = JSON.parse(source);
     const at = key(now.at);
     const move = at === key(model.get("positions")) ? count : moves.get(at) ?? count;
-    if (move < shown.move) return;
+    if (move < shown.move || source === shown.source) return;
     shown = { move, source };
     show(now);
   }
-  function askAhead() {
-    if (next && key(next) !== ahead.at) model.send({ ahead: next });
-    next = null;
-  }
   function answered() {
     take(model.get("picture"));
-    if (shown.move === count) askAhead(); // else more answers are on their way
+    if (!next || shown.move < count) return; // more answers are on their way
+    if (key(next) !== ahead.at) model.send({ ahead: next });
+    next = null;
   }
   function moved(further) {
     const now = key(model.get("positions"));
     moves.set(now, ++count);
     next = further;
-    if (ahead.at !== now) return;
-    const { source } = ahead;
-    askAhead(); // first: the kernel can draw the next step while the page draws this one
-    take(source);
+    if (ahead.at === now) take(ahead.source);
   }
   function arrived(message) {
     if (!message.ahead) return;
